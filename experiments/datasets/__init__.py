@@ -1,0 +1,1 @@
+"""Real data as TensorFlow Datasets builders that are written and read without TensorFlow."""

@@ -1,0 +1,1 @@
+"""JRF on real data: see README.md."""

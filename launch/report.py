@@ -1,7 +1,7 @@
 """report.html of a run, and the tables in the READMEs, all drawn from results.json.
 
 `python -m launch.report` rewrites the tables in README.md and experiments/*/README.md from the
-committed results; `--check` only says whether they agree.
+committed results; `--check` only says whether they agree; `--adopt WORKDIR` commits a run first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 import json
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch import config as config_lib
@@ -131,11 +131,48 @@ def documents(root: pathlib.Path = config_lib.ROOT) -> dict[pathlib.Path, str]:
   return made
 
 
+def committed(experiment: str, preset: str) -> pathlib.Path:
+  """Where the last results of a preset are committed."""
+  name = "results.json" if preset == "default" else f"results.{preset}.json"
+  return config_lib.EXPERIMENTS / experiment / name
+
+
+def adopt(workdir: pathlib.Path) -> pathlib.Path:
+  """Makes the results of a finished run the committed ones, keeping the peers of bench.py.
+
+  Raises:
+    UsageError: when the run is not complete.
+  """
+  path = workdir / "results.json"
+  results = json.loads(path.read_text()) if path.is_file() else {"status": "missing"}
+  if results["status"] != "complete":
+    raise config_lib.UsageError(f"{path} is {results['status']}; adopt a run that is complete.")
+  target = committed(results["experiment"], results["preset"])
+  if target.is_file() and not results["peers"]:
+    results["peers"] = json.loads(target.read_text())["peers"]
+  target.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+  return target
+
+
+def write_peers(experiment: str, rows: Sequence[Mapping[str, Any]]) -> None:
+  """Puts the peers that a bench.py measured into the committed results of the default preset."""
+  path = committed(experiment, "default")
+  results = json.loads(path.read_text())
+  results["peers"] = list(rows)
+  path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+
+
 def main(argv: list[str] | None = None) -> int:
   """Rewrites the tables, or with --check only compares; returns the exit status."""
   parser = argparse.ArgumentParser(prog="python -m launch.report", description=__doc__)
   parser.add_argument("--check", action="store_true", help="only say whether the tables agree")
-  check = parser.parse_args(argv).check
+  parser.add_argument(
+    "--adopt", metavar="WORKDIR", help="first make the results of this run the committed ones"
+  )
+  arguments = parser.parse_args(argv)
+  check = arguments.check
+  if arguments.adopt:
+    print(f"{adopt(pathlib.Path(arguments.adopt))}: written")
   stale = [path for path, text in documents().items() if path.read_text() != text]
   for path in stale:
     if not check:

@@ -101,7 +101,7 @@ def _estimated_rates(
   """
   if training.validation_fraction == 0:
     return {}
-  init, apply_fn = build_mlp(data.features.shape[1], training.hidden)
+  init, apply_fn = build_mlp(data.features.shape[1], training.hidden, initial=training.initial)
   problem = jrf.JRFProblem(
     TransitionMatrix.identity(2), TransitionMatrix.identity(2), jnp.zeros(())
   )

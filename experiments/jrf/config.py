@@ -38,6 +38,7 @@ def get_config(preset: str = "default") -> ml_collections.ConfigDict:
 
   config.model = section()
   config.model.hidden = (32, 32)
+  config.model.initial = "lecun"  # or "uniform", PyTorch's
 
   config.train = section()
   config.train.steps = 120
@@ -107,6 +108,7 @@ def get_config(preset: str = "default") -> ml_collections.ConfigDict:
     config.dataset.features = "numeric"
     config.dataset.standardise_on = "all"
     config.dataset.validation_fraction = 0.0
+    config.model.initial = "uniform"
     config.train.early_stopping = False
     config.train.weight_decay = 0.0
     config.train.steps = 50

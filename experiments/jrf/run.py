@@ -149,6 +149,7 @@ def authors_training(config: ml_collections.ConfigDict) -> Training:
   return dataclasses.replace(
     Training.from_config(config),
     hidden=tuple(config.authors.hidden),
+    initial="uniform",  # their framework's default
     steps=config.authors.steps,
     weight_decay=0.0,
     early_stopping=False,

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -35,6 +36,7 @@ class Training:
   """
 
   hidden: tuple[int, ...]
+  initial: str
   steps: int
   eval_every: int
   learning_rate: float
@@ -53,6 +55,7 @@ class Training:
   def from_config(config: ml_collections.ConfigDict) -> Training:
     return Training(
       hidden=tuple(config.model.hidden),
+      initial=config.model.initial,
       steps=config.train.steps,
       eval_every=config.train.eval_every,
       learning_rate=config.train.learning_rate,
@@ -298,7 +301,7 @@ def train_table(
   """
   parts = [split(data, run.key(f"split/seed={seed}"), training) for seed in range(seeds)]
   noise_keys = [run.key(f"noise/seed={seed}") for seed in range(seeds)]
-  init, apply_fn = build_mlp(data.features.shape[1], training.hidden)
+  init, apply_fn = build_mlp(data.features.shape[1], training.hidden, initial=training.initial)
   # Every arm of a seed starts from the same weights.
   params = [init(run.key(f"init/seed={seed}")) for seed in range(seeds)]
 
@@ -327,7 +330,8 @@ def train_table(
       if (mode, size) not in trainers:
         trainers[mode, size] = make_trainer(run.mesh, apply_fn, training, mode, size)
       states[mode], metrics = trainers[mode, size](states[mode], tables[mode])
-      run.log(at + size, **{f"{mode}/{name}": v.mean() for name, v in metrics.items()})
+      means = {f"{mode}/{name}": np.mean(v) for name, v in gather(metrics).items()}
+      run.log(at + size, **means)
     run.checkpoints.save(at + size, states)
 
   def in_order(per_mode: dict[str, Any]) -> np.ndarray:
@@ -341,15 +345,32 @@ def train_table(
     order = np.argsort(np.concatenate([members[mode] for mode in modes]))
     return np.concatenate(shaped, axis=1)[:, order]
 
+  states = gather(states)
   result: dict[str, Any] = {"best_step": in_order({m: states[m].best_step for m in modes})}
+  best = jax.tree.map(
+    lambda *x: np.concatenate(in_order(dict(zip(modes, x, strict=True)))),
+    *[states[mode].best_params for mode in modes],
+  )
+  seed = np.repeat(np.arange(seeds, dtype=np.int32), len(arms))
+  best, seed = place((best, seed), _MODELS, run.mesh)
   for name in ("test", "validation"):
     part = jax.tree.map(lambda *x: np.stack(x), *[part[name] for part in parts])
     if not part.labels.shape[1]:
       continue
     evaluate = make_evaluator(run.mesh, apply_fn, with_scores and name == "test")
-    found = {m: evaluate(states[m].best_params, tables[m].seed, part) for m in modes}
-    metrics = found[modes[0]][0].keys()
-    result[name] = {k: in_order({m: found[m][0][k] for m in modes}) for k in metrics}
-    if with_scores and name == "test":
-      result["test_scores"] = in_order({m: found[m][1] for m in modes})
+    metrics, scores = gather(evaluate(best, seed, part))
+    shape = (seeds, len(arms))
+    kept = seeds * len(arms)
+    result[name] = {k: v[:kept].reshape(shape) for k, v in metrics.items()}
+    if scores is not None:
+      result["test_scores"] = scores[:kept].reshape(*shape, -1)
   return result
+
+
+def gather(tree: Any) -> Any:
+  """Arrays spread over the devices of all processes, as NumPy arrays in every process."""
+  if jax.process_count() == 1:
+    return jax.tree.map(np.asarray, tree)
+  return jax.tree.map(
+    lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True)), tree
+  )

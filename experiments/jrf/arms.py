@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -91,19 +92,27 @@ def seen_attribute(arm: Arm, clean: jax.Array, noisy: jax.Array) -> jax.Array:
   return clean if arm.method == "oracle" else noisy
 
 
-def validate(arms: list[Arm], labels: np.ndarray, attribute: np.ndarray) -> None:
+def validate(arms: Sequence[Arm], labels: np.ndarray, attribute: np.ndarray) -> None:
   """Refuses rates that cannot be inverted or that the data rule out, before any training.
 
-  The shares that the assumed rates must agree with are those that flips of the clean data give.
+  Raises:
+    ValueError: naming the key of the config, what it holds and what is possible.
   """
-  shares = [np.bincount(v, minlength=2) / v.size for v in (labels, attribute)]
-  for arm in arms:
-    rates = (
-      ("config.noise.label", arm.label, arm.assumed_label, shares[0]),
-      ("config.noise.attribute", arm.attribute, arm.assumed_attribute, shares[1]),
-    )
-    for name, true, assumed, clean in rates:
-      channel = TransitionMatrix.binary(*true)
-      noise.validate_transition(channel, name)
-      noisy = clean @ np.asarray(channel.matrix)
-      noise.validate_rates(noisy, TransitionMatrix.binary(*(assumed or true)), name)
+  for name, clean, channels in (
+    ("config.noise.label", labels, {(a.label, a.assumed_label or a.label) for a in arms}),
+    (
+      "config.noise.attribute",
+      attribute,
+      {(a.attribute, a.assumed_attribute or a.attribute) for a in arms},
+    ),
+  ):
+    for true, assumed in sorted(channels):
+      noise.validate_transition(TransitionMatrix.binary(*true), name)
+      noise.validate_transition(TransitionMatrix.binary(*assumed), name)
+      noise.validate_rates(noisy_shares(clean, true), TransitionMatrix.binary(*assumed), name)
+
+
+def noisy_shares(clean: np.ndarray, rates: Rates) -> np.ndarray:
+  """`[2]` shares to expect of values flipped at these rates."""
+  shares = np.bincount(clean, minlength=2) / clean.size
+  return shares @ np.asarray(TransitionMatrix.binary(*rates).matrix)

@@ -30,6 +30,7 @@ def audit(
   data: Tabular,
   arms: Sequence[Arm],
   scores: np.ndarray,
+  assumed_rates: Sequence[float],
   config: ml_collections.ConfigDict,
   training: Training,
 ) -> dict[str, Any]:
@@ -40,6 +41,7 @@ def audit(
     data: the data set.
     arms: arms of the main table.
     scores: `[S, A, N]` scores of the main table on the test rows.
+    assumed_rates: R rates for the sensitivity curve, all possible.
     config: of the experiment.
     training: of the main table.
 
@@ -50,7 +52,7 @@ def audit(
   """
   index = next(i for i, arm in enumerate(arms) if arm.method == "jrf")
   channel = TransitionMatrix.binary(*arms[index].attribute)
-  rates = jnp.asarray(config.sweeps.assumed_rates, jnp.float32)
+  rates = jnp.asarray(assumed_rates, jnp.float32)
   results: dict[str, list[Any]] = {}
   for seed in range(scores.shape[0]):
     test = split(data, run.key(f"split/seed={seed}"), training)["test"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -66,7 +67,9 @@ def run_ours(seeds: int) -> dict[str, float]:
       config = training.jrf_config(mode, "data")
       from algorithms import jrf
 
-      start = [jrf.init(init(run.key(f"init/seed={s}")), config) for s in range(seeds) for _ in chosen]
+      start = [
+        jrf.init(init(run.key(f"init/seed={s}")), config) for s in range(seeds) for _ in chosen
+      ]
       state = t.place(jax.tree.map(lambda *x: np.stack(x), *start), t.P("model"), run.mesh)
       work.append((t.make_trainer(run.mesh, apply_fn, training, mode, STEPS), state, table))
     seconds = []
@@ -114,7 +117,7 @@ def _train_torch(
   torch.manual_seed(seed)
   sizes = (features.shape[1], *HIDDEN)
   layers: list[Any] = []
-  for a, b in zip(sizes[:-1], sizes[1:], strict=True):
+  for a, b in itertools.pairwise(sizes):
     layers += [nn.Linear(a, b), nn.ReLU()]
   model = nn.Sequential(*layers, nn.Linear(sizes[-1], 1), nn.Sigmoid())
   optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
@@ -191,7 +194,9 @@ def measured_apart(part: str, seeds: int) -> dict[str, float] | None:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--seeds", type=int, default=5)
-  parser.add_argument("--part", choices=tuple(PARTS), help="run one part here and print its numbers")
+  parser.add_argument(
+    "--part", choices=tuple(PARTS), help="run one part here and print its numbers"
+  )
   arguments = parser.parse_args()
   from launch import environment, report
 
@@ -208,7 +213,9 @@ def main() -> None:
     torch = ("PyTorch, sequential", metadata.version("torch"))
     rows += [
       environment.peer_row(*torch, f"{what}, compiled", ours["again"], theirs["first"], "s"),
-      environment.peer_row(*torch, f"{what}, with compilation", ours["first"], theirs["first"], "s"),
+      environment.peer_row(
+        *torch, f"{what}, with compilation", ours["first"], theirs["first"], "s"
+      ),
       environment.peer_row(*torch, f"{what}, peak memory", ours["memory"], theirs["memory"], "MiB"),
     ]
   ours, theirs = found["one_jrf"], found["fairlearn"]

@@ -87,10 +87,9 @@ def get_config(preset: str = "default") -> ml_collections.ConfigDict:
   config.mesh = section({"data": 1, "model": -1})
   config.cpu_devices = -1
 
-  if preset in ("compas", "paper"):
-    config.authors.hidden = (32, 16) if preset == "compas" else (32, 32)
-    config.authors.steps = 60 if preset == "compas" else 50
   if preset == "compas":
+    config.authors.hidden = (32, 16)
+    config.authors.steps = 60
     config.train.steps = 300  # 5,278 rows: cheap
     config.sweeps.seeds = 10
   if preset == "smoke":
@@ -117,6 +116,6 @@ def get_config(preset: str = "default") -> ml_collections.ConfigDict:
     config.fairness.weights = (5.0, 10.0, 15.0, 20.0, 25.0)
     config.seeds = 5
     config.sweeps.seeds = 5
-    config.sweeps.assumed_rates = (0.0, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45)
+    config.sweeps.assumed_rates = (0.0, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.42)
     config.authors.noise_rates = (0.0, 0.2, 0.3, 0.4)
   return config

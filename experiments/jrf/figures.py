@@ -9,6 +9,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+import itertools
+
 import matplotlib.pyplot as plt
 import ml_collections
 import numpy as np
@@ -40,8 +42,7 @@ def draw(
   test = {name: np.asarray(values) for name, values in sweeps["test"].items()}
   starts = np.cumsum([0, len(frontier), len(noise), len(assumed)])
   parts = [
-    {name: values[:, a:b] for name, values in test.items()}
-    for a, b in zip(starts[:-1], starts[1:], strict=True)
+    {name: values[:, a:b] for name, values in test.items()} for a, b in itertools.pairwise(starts)
   ]
   seeds = test["soft_gap"].shape[0]
   _frontier(run, config, frontier, parts[0], seeds)
@@ -75,7 +76,9 @@ def _frontier(
   for ax, name in zip(axes, quality, strict=True):
     for method in STYLE:
       where = [i for i, arm in enumerate(arms) if arm.method == method]
-      gap, score = (np.array([estimate(v).mean for v in metrics[k][:, where].T]) for k in ("soft_gap", name))
+      gap, score = (
+        np.array([estimate(v).mean for v in metrics[k][:, where].T]) for k in ("soft_gap", name)
+      )
       half = [
         [e.ci95[1] - e.mean if e.ci95 else 0.0 for e in map(estimate, metrics[k][:, where].T)]
         for k in ("soft_gap", name)
@@ -93,7 +96,8 @@ def _frontier(
     "frontier",
     figure,
     f"Fairness against quality for lambda = {weights}, flip rates "
-    f"{config.noise.label[0]:g}; means and 95% intervals over {seeds} seeds. Up and left is better.",
+    f"{config.noise.label[0]:g}; means and 95% intervals over {seeds} seeds. "
+    "Up and left is better.",
   )
 
 
@@ -131,10 +135,8 @@ def _assumed(
   curve = np.asarray(audited["sensitivity"])
   clean = np.asarray(audited["clean_gap"])
   for values in curve:
-    axes[1].plot(config.sweeps.assumed_rates, values, color="#0072B2", alpha=0.35, linewidth=1)
-  axes[1].plot(
-    config.sweeps.assumed_rates, curve.mean(axis=0), color="#0072B2", label="estimate, mean of seeds"
-  )
+    axes[1].plot(rates, values, color="#0072B2", alpha=0.35, linewidth=1)
+  axes[1].plot(rates, curve.mean(axis=0), color="#0072B2", label="estimate, mean of seeds")
   axes[1].axhline(clean.mean(), color="black", linestyle=":", label="clean gap, mean of seeds")
   axes[1].set_ylabel("estimated gap of one trained model")
   axes[1].legend()

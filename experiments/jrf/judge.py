@@ -88,8 +88,8 @@ def tables(
     run.table(
       f"Clean test rows, attribute flip rates {rates[0]:g} and {rates[1]:g}",
       rows,
-      f"Means over seeds; label flip rates {main[0].label[0]:g} and {main[0].label[1]:g}. The plain "
-      "penalty stands at lambda (naive) and at lambda_eff (naive_scaled). Matched gap: at the "
+      f"Means over seeds; label flip rates {main[0].label[0]:g} and {main[0].label[1]:g}. The "
+      "plain penalty stands at lambda (naive) and at lambda_eff (naive_scaled). Matched gap: at the "
       "threshold whose positive rate is the base rate.",
     )
   for rate in dict.fromkeys(arm.attribute for arm in authors):
@@ -188,7 +188,9 @@ def _authors_claims(run: Run, data: Tabular, authors: Sequence[Arm], metrics: Me
     measured=f"positive rate {rates}, balanced accuracy "
     f"{np.mean(joint['balanced_accuracy']):.3f}, accuracy {np.mean(joint['accuracy']):.4f}",
     value=rates,
-    criteria={"positive rate below 1% or above 99% in every seed": bool(np.all(joint["degenerate"]))},
+    criteria={
+      "positive rate below 1% or above 99% in every seed": bool(np.all(joint["degenerate"]))
+    },
   )
 
 
@@ -303,7 +305,7 @@ def _audit_claim(run: Run, audited: dict[str, Any]) -> None:
   value: Estimate = estimate(error)
   run.claim(
     "audit-covers",
-    "The finite-sample interval, computed from noisy groups alone, covers the clean gap of the model",
+    "The finite-sample interval, computed from noisy groups alone, covers the clean gap",
     source="derived",
     measured=f"covered in {covered:.0%} of seeds, half-width {np.mean(audited['half_width']):.3f}; "
     f"error of the corrected estimate {value}, of the uncorrected gap {raw}",
@@ -325,7 +327,9 @@ def _audit_claim(run: Run, audited: dict[str, Any]) -> None:
   rows = []
   for name, values in audited["rates"].items():
     p01, p10 = (estimate(values[:, k]) for k in (0, 1))
-    rows.append({"of, estimator": name, "P(noisy 1 | clean 0)": str(p01), "P(noisy 0 | clean 1)": str(p10)})
+    rows.append(
+      {"of, estimator": name, "P(noisy 1 | clean 0)": str(p01), "P(noisy 0 | clean 1)": str(p10)}
+    )
   run.table(
     "Flip rates estimated from noisy data alone",
     rows,

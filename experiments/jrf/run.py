@@ -8,6 +8,8 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from algorithms import jrf
+from algorithms.noise import TransitionMatrix, implied_prior
 from experiments.datasets import tabular
 from experiments.jrf import arms as arms_lib
 from experiments.jrf import audit, fairlearn_peer, figures, judge
@@ -47,6 +49,14 @@ def run(config: ml_collections.ConfigDict, run: Run) -> None:
     f"attribute {data.attribute_name} ({data.attribute_meaning})"
   )
 
+  jrf.validate_inputs(
+    data.features,
+    data.labels,
+    data.attribute,
+    fairness_weight=(*config.fairness.weights, config.fairness.weight),
+    forbid_sensitive=True,
+  )
+  possible = possible_rates(config, run, data)
   grid = [Arm("oracle", label, rates[SYMMETRIC], weight) for weight in config.fairness.weights]
   arms_lib.validate(grid, data.labels, data.attribute)
   oracle_grid = run.unit(
@@ -61,14 +71,13 @@ def run(config: ml_collections.ConfigDict, run: Run) -> None:
     "main table",
     lambda: train_table(run, data, main, config.seeds, training, with_scores=True),
   )
-  frontier, noise, assumed = sweep_arms(config, weight)
+  frontier, noise, assumed = sweep_arms(config, weight, possible)
   swept = frontier + noise + assumed
   arms_lib.validate(swept, data.labels, data.attribute)
-  sweeps = run.unit(
-    "sweeps", lambda: train_table(run, data, swept, config.sweeps.seeds, training)
-  )
+  sweeps = run.unit("sweeps", lambda: train_table(run, data, swept, config.sweeps.seeds, training))
   audited = run.unit(
-    "audit", lambda: audit.audit(run, data, main, table["test_scores"], config, training)
+    "audit",
+    lambda: audit.audit(run, data, main, table["test_scores"], possible, config, training),
   )
   numeric = data if config.dataset.features == "numeric" else load(config, features="numeric")
   authors = authors_arms(config)
@@ -124,8 +133,37 @@ def choose_weight(config: ml_collections.ConfigDict, run: Run, oracle: dict[str,
   return weight
 
 
+def possible_rates(
+  config: ml_collections.ConfigDict, run: Run, data: tabular.Tabular
+) -> tuple[float, ...]:
+  """The assumed rates that the noisy shares of the groups do not rule out.
+
+  Raises:
+    ValueError: when none is left.
+  """
+  shares = arms_lib.noisy_shares(data.attribute, tuple(config.noise.attribute))
+  possible = tuple(
+    float(rate)
+    for rate in config.sweeps.assumed_rates
+    if np.all(np.asarray(implied_prior(shares, TransitionMatrix.symmetric(rate))) > 0)
+  )
+  ruled_out = sorted(set(config.sweeps.assumed_rates) - set(possible))
+  if not possible:
+    raise ValueError(
+      f"config.sweeps.assumed_rates = {tuple(config.sweeps.assumed_rates)}: the noisy group shares "
+      f"{shares[0]:.3f} and {shares[1]:.3f} rule all of them out; expected rates below "
+      f"{shares.min():.3f}"
+    )
+  if ruled_out:
+    run.warn(
+      f"assumed flip rates {ruled_out} are left out: a rate of {shares.min():.3f} or more cannot "
+      "have produced the noisy group shares"
+    )
+  return possible
+
+
 def sweep_arms(
-  config: ml_collections.ConfigDict, weight: float
+  config: ml_collections.ConfigDict, weight: float, assumed_rates: tuple[float, ...]
 ) -> tuple[list[Arm], list[Arm], list[Arm]]:
   """Arms of the frontier over lambda, of the curve over noise rates, and over assumed rates."""
   label, attribute = tuple(config.noise.label), tuple(config.noise.attribute)
@@ -138,8 +176,7 @@ def sweep_arms(
     for rate in config.sweeps.noise_rates
   ]
   assumed = [
-    Arm("jrf", label, attribute, weight, assumed_attribute=(rate, rate))
-    for rate in config.sweeps.assumed_rates
+    Arm("jrf", label, attribute, weight, assumed_attribute=(rate, rate)) for rate in assumed_rates
   ]
   return frontier, noise, assumed
 

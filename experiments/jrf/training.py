@@ -252,9 +252,7 @@ def make_trainer(
     models = (state, table.seed, table.train_rows, table.validation_rows, table.problem)
     return jax.lax.map(one_model, models, batch_size=training.vmap_models)
 
-  sharded = jax.shard_map(
-    all_models, mesh=mesh, in_specs=(_MODELS, TABLE_SPECS), out_specs=_MODELS
-  )
+  sharded = jax.shard_map(all_models, mesh=mesh, in_specs=(_MODELS, TABLE_SPECS), out_specs=_MODELS)
   return jax.jit(sharded)
 
 
@@ -371,6 +369,4 @@ def gather(tree: Any) -> Any:
   """Arrays spread over the devices of all processes, as NumPy arrays in every process."""
   if jax.process_count() == 1:
     return jax.tree.map(np.asarray, tree)
-  return jax.tree.map(
-    lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True)), tree
-  )
+  return jax.tree.map(lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True)), tree)

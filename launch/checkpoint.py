@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from launch.files import WorkdirError, explained
@@ -68,38 +70,59 @@ class Checkpoints:
     """The newest good checkpoint as `(step, state)`, or None when there is none.
 
     Args:
-      like: a state of the same structure, concrete or abstract. Arrays are put on the devices
-        that its shardings name, whatever devices they were saved from.
+      like: a state of the same structure, concrete, or abstract with shardings. Arrays are put on
+        the devices that its shardings name, whatever devices they were saved from.
 
     Raises:
       WorkdirError: when the checkpoint has other arrays than `like`, naming them.
     """
+    self.wait()
     if self._checkpointer is None and not self._directory.exists():
       return None
     checkpointer = self._open()
     abstract = jax.tree.map(_abstract, like)
-    for meta in sorted(checkpointer.checkpoints, key=lambda m: m.step, reverse=True):
+    steps = sorted((meta.step for meta in checkpointer.checkpoints), reverse=True)
+    for step, earlier in zip(steps, [*steps[1:], None], strict=False):
+      state, error, different = None, None, []
       try:
-        saved = checkpointer.metadata(meta.step).metadata
+        saved = checkpointer.metadata(step).metadata
         if saved is None:  # Orbax answers None when it cannot read the description.
           raise ValueError("unreadable description")
         different = _tree_differences(saved, abstract)
         if not different:
-          return meta.step, checkpointer.load(meta.step, abstract)
-      except Exception as error:  # Orbax raises many kinds for a damaged checkpoint.
+          state = checkpointer.load(step, abstract)
+      except Exception as caught:  # Orbax raises many kinds for a damaged checkpoint.
+        error = caught
+      if _anywhere(error is not None):
+        reason = "seen by another process" if error is None else type(error).__name__
+        then = "starting from the beginning" if earlier is None else f"going back to {earlier}"
         print(
-          f"checkpoint {meta.step} in {self._directory} is damaged "
-          f"({type(error).__name__}); falling back to the one before it",
+          f"checkpoint {step} in {self._directory} is damaged ({reason}); {then}",
           file=sys.stderr,
           flush=True,
         )
+        self._set_aside(step)
         continue
-      raise WorkdirError(
-        f"the checkpoint at step {meta.step} in {self._directory} holds another state: "
-        + "; ".join(different[:8])
-        + ". It was made by other code or another config; use a new --workdir."
-      )
+      if different:
+        raise WorkdirError(
+          f"the checkpoint at step {step} in {self._directory} holds another state: "
+          + "; ".join(different[:8])
+          + ". It was made by other code or another config; use a new --workdir."
+        )
+      return step, state
     return None
+
+  def _set_aside(self, step: int) -> None:
+    """Renames a damaged checkpoint, or it would count as newer than those saved from now on."""
+    if jax.process_index() == 0:
+      kept = self._directory / f"damaged-{step}"
+      with explained(self._directory):
+        if kept.exists():
+          shutil.rmtree(kept)
+        (self._directory / str(step)).rename(kept)
+    if jax.process_count() > 1:
+      multihost_utils.sync_global_devices("damaged checkpoint")
+    self._open().reload()
 
   def close(self) -> None:
     self.wait()
@@ -112,6 +135,13 @@ class Checkpoints:
     self.close()
     if jax.process_index() == 0:
       shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _anywhere(happened: bool) -> bool:
+  """Whether it happened in any process."""
+  if jax.process_count() == 1:
+    return happened
+  return bool(np.asarray(multihost_utils.process_allgather(np.int32(happened))).any())
 
 
 def _abstract(x: Any) -> Any:

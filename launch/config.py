@@ -26,7 +26,7 @@ EXPERIMENTS = ROOT / "experiments"
 
 # How work is spread over devices never changes what is computed, so a run may be resumed with
 # another value of these keys.
-PLACEMENT_KEYS = ("mesh",)
+PLACEMENT_KEYS = ("mesh", "cpu_devices")
 
 
 class UsageError(ValueError):
@@ -77,7 +77,9 @@ def resolve(text: str) -> Target:
   """
   base, _, preset = text.partition(":")
   preset = preset or "default"
-  if base.endswith(".py") or "/" in base or "\\" in base or pathlib.Path(base).is_dir():
+  named = base in experiment_names()  # also where the current folder has a folder of that name
+  looks_like_path = base.endswith(".py") or "/" in base or "\\" in base
+  if not named and base and (looks_like_path or pathlib.Path(base).is_dir()):
     path = pathlib.Path(base).expanduser().resolve()
     if path.is_dir():
       path = path / "config.py"
@@ -90,7 +92,7 @@ def resolve(text: str) -> Target:
     name = path.parent.name if path.name == "config.py" else path.stem
     return Target(name, path, run_folder, preset)
   folder = EXPERIMENTS / base
-  if not base or not (folder / "config.py").is_file():
+  if not named:
     raise UsageError(
       f"--config={text}: there is no experiment {base!r}; {nearest(base, experiment_names())} "
       "python launch.py --list shows all of them."
@@ -142,7 +144,12 @@ def complete(
 ) -> ml_collections.ConfigDict:
   """Fills the keys that every run needs and a config may leave out, and locks it."""
   with config.unlocked():
-    for key, value in (("experiment", experiment), ("preset", preset), ("seed", 0)):
+    for key, value in (
+      ("experiment", experiment),
+      ("preset", preset),
+      ("seed", 0),
+      ("cpu_devices", 1),
+    ):
       if key not in config:
         config[key] = value
     if "mesh" not in config:
@@ -206,8 +213,12 @@ def check_override_keys(config: ml_collections.ConfigDict, keys: Iterable[str]) 
     if key in sections:
       inside = ", ".join(sorted(k for k in leaves if k.startswith(key + ".")))
       raise UsageError(f"--config.{key} is a section; set one of its keys: {inside}.")
-    # An element of a tuple may be given by its position: key[1].
-    if key.partition("[")[0] not in leaves:
+    whole = key.partition("[")[0]
+    if whole != key and whole in leaves:
+      raise UsageError(
+        f"--config.{key}: give all elements at once, as in --config.{whole}={leaves[whole]!r}."
+      )
+    if key not in leaves:
       raise UsageError(
         f"--config.{key}: the config of {config.experiment} has no key {key!r}; "
         f"{nearest(key, leaves)}"

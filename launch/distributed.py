@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import threading
 from collections.abc import Mapping
 
 from launch.config import UsageError
@@ -35,10 +36,10 @@ def settings(
     UsageError: when only some of coordinator, num_processes and process_id are given.
   """
   coordinator = coordinator or environ.get("REPRISE_COORDINATOR")
-  if num_processes is None and "REPRISE_NUM_PROCESSES" in environ:
-    num_processes = int(environ["REPRISE_NUM_PROCESSES"])
-  if process_id is None and "REPRISE_PROCESS_ID" in environ:
-    process_id = int(environ["REPRISE_PROCESS_ID"])
+  if num_processes is None:
+    num_processes = _integer(environ, "REPRISE_NUM_PROCESSES")
+  if process_id is None:
+    process_id = _integer(environ, "REPRISE_PROCESS_ID")
   given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
   missing = [name for name, value in given.items() if value is None]
   if not missing:
@@ -51,9 +52,19 @@ def settings(
       "--num_processes=N and a different --process_id on each host, or none of the three."
     )
   on_tpu_pod = len(environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1
-  on_slurm = int(environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environ
+  # A batch script outside srun has the other variables too, but it is a single process.
+  on_slurm = (_integer(environ, "SLURM_NTASKS") or 1) > 1 and "SLURM_STEP_NODELIST" in environ
   named = "JAX_COORDINATOR_ADDRESS" in environ
   return Processes(detect=True) if on_tpu_pod or on_slurm or named else None
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int | None:
+  if name not in environ:
+    return None
+  try:
+    return int(environ[name])
+  except ValueError:
+    raise UsageError(f"{name}={environ[name]!r} in the environment: expected a number") from None
 
 
 def initialize(processes: Processes | None, timeout_s: int = 300) -> None:
@@ -100,3 +111,19 @@ def initialize(processes: Processes | None, timeout_s: int = 300) -> None:
     file=sys.stderr,
     flush=True,
   )
+
+
+def leave_soon(status: int, wait_s: float = 10) -> None:
+  """Called by a process that fails: it ends within `wait_s`, whatever the others do.
+
+  At its end JAX waits for all processes. Those that failed too arrive at once; one that waits for
+  this process in the middle of a computation never would, and learns by its end that it is alone.
+  """
+  if "jax" not in sys.modules:
+    return
+  import jax
+
+  if jax.distributed.is_initialized():
+    end = threading.Timer(wait_s, os._exit, [status])
+    end.daemon = True
+    end.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import platform
 import subprocess
@@ -24,7 +25,7 @@ def describe() -> dict[str, Any]:
     **versions,
     "devices": f"{jax.device_count()} x {', '.join(kinds)}",
     "processes": jax.process_count(),
-    "cpu": f"{_cpu_name()}, {_cpu_count()} cores",
+    "cpu": f"{_cpu_name()}, {cpu_count()} cores",
     "git": git_commit(),
   }
 
@@ -79,9 +80,8 @@ def _cpu_name() -> str:
   return platform.processor() or platform.machine()
 
 
-def _cpu_count() -> int:
-  import os
-
+def cpu_count() -> int:
+  """Cores that this process may use."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 import sys
+import traceback
 from typing import Any
 
 import ml_collections
@@ -12,8 +12,10 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch import config as config_lib
+from launch import distributed
+from launch.artifacts import ArtifactError
 from launch.config import UsageError, nearest
-from launch.files import WorkdirError
+from launch.files import WorkdirError, explained
 
 HELP = """\
 Reprise runs the methods of research papers and judges their claims.
@@ -48,11 +50,16 @@ Several hosts (Cloud TPU pods and Slurm are recognised without these):
 def run(argv: list[str] | None = None) -> None:
   """Runs the command line and exits: 0 done, 1 failed, 2 usage, 128+signal when stopped."""
   argv = list(sys.argv if argv is None else argv)
+  status = 1
   try:
-    sys.exit(_run(argv))
-  except (UsageError, WorkdirError) as error:
+    status = _run(argv)
+  except (UsageError, WorkdirError, ArtifactError) as error:
     print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+    status = 2
+  finally:
+    if status:
+      distributed.leave_soon(status)
+  sys.exit(status)
 
 
 def _run(argv: list[str]) -> int:
@@ -77,8 +84,6 @@ def _run(argv: list[str]) -> int:
       print(f"--config.{key}={value!r}")
     return 0
 
-  from launch import distributed
-
   distributed.initialize(
     distributed.settings(options.coordinator, options.num_processes, options.process_id)
   )
@@ -100,19 +105,23 @@ def _execute(
   from launch.metrics import NonFiniteError
   from launch.run import Interrupted
 
-  if fresh and (workdir / "config.json").is_file():
-    shutil.rmtree(workdir)
   print(f"{config.experiment}:{config.preset} in {workdir}", file=sys.stderr, flush=True)
   try:
-    results = _run_in(config, folder, workdir)
+    results = _run_in(config, folder, workdir, fresh)
   except Interrupted as stop:
     print(f"{stop}; everything so far is saved. Resume with:\n  {command}", file=sys.stderr)
     return 128 + stop.signum
   except KeyboardInterrupt:
     print(f"stopped at once. Resume from the last save with:\n  {command}", file=sys.stderr)
     return 130
-  except NonFiniteError as error:
-    print(f"error: {error}", file=sys.stderr)
+  except (NonFiniteError, ValueError) as error:
+    if isinstance(error, UsageError) or not (workdir / "config.json").is_file():
+      raise
+    # Bad input says in its message what to do; where it was raised is kept for who needs it.
+    where = workdir / "traceback.txt"
+    with explained(where):
+      where.write_text(traceback.format_exc())
+    print(f"error: {error}\n(traceback in {where})", file=sys.stderr)
     return 1
   _print_summary(results, workdir)
   return 0
@@ -130,12 +139,15 @@ def run_experiment(
 
 
 def _run_in(
-  config: ml_collections.ConfigDict, folder: pathlib.Path, workdir: pathlib.Path
+  config: ml_collections.ConfigDict,
+  folder: pathlib.Path,
+  workdir: pathlib.Path,
+  fresh: bool = False,
 ) -> dict[str, Any]:
   import jax
   from absl import logging
 
-  from launch.mesh import make_mesh
+  from launch.mesh import make_mesh, split_cpu
   from launch.run import Run
 
   # Some libraries read absl's flags, which a notebook or our own parsing never hands to absl.
@@ -143,8 +155,9 @@ def _run_in(
     flags.FLAGS.mark_as_parsed()
   logging.set_verbosity(logging.ERROR)
   experiment = config_lib.load_module(folder, "run")
+  split_cpu(config.cpu_devices)
   mesh = make_mesh(config.mesh.to_dict())
-  with jax.set_mesh(mesh), Run(workdir, config, mesh) as context:
+  with jax.set_mesh(mesh), Run(workdir, config, mesh, fresh=fresh) as context:
     experiment.run(config, context)
     return context.results("complete")
 

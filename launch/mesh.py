@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 
 import jax
 from jax.sharding import AxisType, Mesh
 
+from launch import environment
 from launch.config import UsageError, nearest
 
 AXES = ("data", "model")
+
+
+def split_cpu(count: int) -> None:
+  """Lets the CPU count as `count` devices, -1 for one a core; call it before JAX is used.
+
+  Where JAX has started already, as in a notebook, or XLA_FLAGS sets the number, it stays as it is.
+  """
+  if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    return
+  count = environment.cpu_count() if count == -1 else count
+  with contextlib.suppress(RuntimeError):  # "should be updated before backends are initialized"
+    jax.config.update("jax_num_cpu_devices", count)
 
 
 def mesh_shape(sizes: dict[str, int], num_devices: int) -> tuple[int, int]:
@@ -20,12 +35,16 @@ def mesh_shape(sizes: dict[str, int], num_devices: int) -> tuple[int, int]:
   """
   for axis in sizes:
     if axis not in AXES:
-      raise UsageError(f"config.mesh.{axis}: a mesh has the axes data and model; {nearest(axis, AXES)}")
+      raise UsageError(
+        f"config.mesh.{axis}: a mesh has the axes data and model; {nearest(axis, AXES)}"
+      )
   shape = [int(sizes.get(axis, 1)) for axis in AXES]
   if shape.count(-1) > 1:
     raise UsageError("config.mesh: only one of data and model may be -1 (filled from the devices)")
   if any(size < 1 and size != -1 for size in shape):
-    raise UsageError(f"config.mesh: sizes are {dict(zip(AXES, shape, strict=True))}; expected >= 1 or -1")
+    raise UsageError(
+      f"config.mesh: sizes are {dict(zip(AXES, shape, strict=True))}; expected >= 1 or -1"
+    )
   given = math.prod(size for size in shape if size != -1)
   if -1 in shape and num_devices % given == 0:
     shape[shape.index(-1)] = num_devices // given

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import math
 import pathlib
+import time
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from launch.files import explained
 
@@ -32,40 +34,74 @@ class MetricsLog:
         if len(whole) < len(data):
           path.write_bytes(whole)
       self._file = path.open("a")
-    try:
-      from tensorboardX import SummaryWriter
-    except ImportError:
-      self._board = None
-    else:
-      self._board = SummaryWriter(str(path.parent / "tensorboard"))
+    self._board = _Board.open(path.parent / "tensorboard")
 
-  def log(self, unit: str, step: int, metrics: dict[str, Any]) -> None:
-    """Writes one row.
-
-    Raises:
-      NonFiniteError: naming the metric, unit and step, after the row was written.
-    """
-    values = {k: float(np.asarray(v)) for k, v in metrics.items()}
-    bad = [k for k, v in values.items() if not math.isfinite(v)]
+  def log(self, unit: str, step: int, values: Mapping[str, float]) -> None:
+    """Writes one row; numbers that are not finite are written as text."""
     row = {"unit": unit, "step": int(step)}
     row.update({k: v if math.isfinite(v) else repr(v) for k, v in values.items()})
     with explained(self._path):
       self._file.write(json.dumps(row) + "\n")
       self._file.flush()
-    if self._board is not None:
-      for name, value in values.items():
-        self._board.add_scalar(f"{unit}/{name}", value, step)
-    if bad:
-      raise NonFiniteError(
-        f"metric {bad[0]} is {values[bad[0]]} in unit {unit!r} at step {step}. The run stops here "
-        "so that nothing is built on it: look at the rows before it in metrics.jsonl, then try a "
-        "smaller learning rate or check the input for extreme values."
-      )
+      if self._board is not None:
+        self._board.log(unit, step, values)
 
   def close(self) -> None:
-    self._file.close()
+    # Every row was flushed, or raised: what is left to fail here is known already.
+    with contextlib.suppress(OSError):
+      self._file.close()
     if self._board is not None:
       self._board.close()
+
+
+class _Board:
+  """A TensorBoard file written row by row.
+
+  tensorboardX's own SummaryWriter writes from a thread and at exit, where a full disk ends in
+  tracebacks that nobody can catch.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    from tensorboardX.event_file_writer import EventsWriter
+
+    with explained(folder):
+      folder.mkdir(exist_ok=True)
+      # Without the suffix, a run resumed within a second writes over the file before it.
+      self._writer = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+
+  @classmethod
+  def open(cls, folder: pathlib.Path) -> _Board | None:
+    """A board in `folder`; None when tensorboardX is not installed."""
+    return cls(folder) if importlib.util.find_spec("tensorboardX") else None
+
+  def log(self, unit: str, step: int, values: Mapping[str, float]) -> None:
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+
+    rows = [Summary.Value(tag=f"{unit}/{k}", simple_value=v) for k, v in values.items()]
+    self._writer.write_event(
+      Event(wall_time=time.time(), step=int(step), summary=Summary(value=rows))
+    )
+    self._writer.flush()
+
+  def close(self) -> None:
+    with contextlib.suppress(OSError):
+      self._writer.close()
+
+
+def check_finite(unit: str, step: int, values: Mapping[str, float]) -> None:
+  """Stops the run at the first number that is not finite.
+
+  Raises:
+    NonFiniteError: naming the metric, unit and step.
+  """
+  for name, value in values.items():
+    if not math.isfinite(value):
+      raise NonFiniteError(
+        f"metric {name} is {value} in unit {unit!r} at step {step}. The run stops here so that "
+        "nothing is built on it: look at the rows before it in metrics.jsonl, then try a smaller "
+        "learning rate or check the input for extreme values."
+      )
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -7,11 +7,12 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import jax
 import ml_collections
@@ -26,9 +27,23 @@ from launch import environment
 from launch import progress as progress_lib
 from launch.checkpoint import Checkpoints
 from launch.files import TEMP_PREFIX, WorkdirError, explained, write_atomic
-from launch.metrics import MetricsLog
+from launch.metrics import MetricsLog, check_finite
 
 T = TypeVar("T")
+
+# Everything that a run writes. config.json is the last: without it the folder is no workdir.
+CONTENTS = (
+  "checkpoints",
+  "units",
+  "figures",
+  "tensorboard",
+  "metrics.jsonl",
+  "processes.txt",
+  "results.json",
+  "report.html",
+  "traceback.txt",
+  "config.json",
+)
 
 
 class Interrupted(Exception):
@@ -47,8 +62,21 @@ class Run:
   so an experiment needs no code of its own for it.
   """
 
-  def __init__(self, workdir: str | os.PathLike, config: ml_collections.ConfigDict, mesh: Mesh):
+  def __init__(
+    self,
+    workdir: str | os.PathLike,
+    config: ml_collections.ConfigDict,
+    mesh: Mesh,
+    *,
+    fresh: bool = False,
+  ):
     """Opens the workdir, new or to be resumed.
+
+    Args:
+      workdir: folder for everything the run writes.
+      config: the locked config of the run.
+      mesh: the device mesh that `config.mesh` asks for.
+      fresh: first delete what an earlier run left in the workdir.
 
     Raises:
       WorkdirError: when the folder belongs to something else, to another config (the differing
@@ -60,6 +88,7 @@ class Run:
     self._is_main = jax.process_index() == 0
     self._unit_name = "run"
     self._checkpoints: Checkpoints | None = None
+    self._checkpoint_folder = self.workdir / "checkpoints" / "run"
     self._signum: int | None = None
     self._started = time.monotonic()
     self._claims: list[dict[str, Any]] = []
@@ -68,18 +97,26 @@ class Run:
     self._warnings: list[str] = []
     self._tables: dict[str, list[dict[str, Any]]] = {}
     self._figures: dict[str, str] = {}
-    self._lock = None
+    self._lock: TextIO | None = None
     self._log: MetricsLog | None = None
-    if self._is_main:
-      self._open_workdir()
-    self._check_shared_workdir()
+    try:
+      self._on_main(lambda: self._open_workdir(fresh))
+      self._check_shared_workdir()
+    except BaseException:
+      # A notebook keeps the exception, and with it this object and the lock, alive.
+      self._close()
+      raise
 
   # Keys, units, checkpoints.
 
   def key(self, name: str) -> jax.Array:
     """A typed PRNG key that depends on `config.seed` and `name` only."""
+    seed = int(self.config.seed)
+    if not 0 <= seed < 2**32:
+      # JAX keeps other bits of it with and without float64.
+      raise ValueError(f"config.seed = {seed}; expected 0 <= seed < 2**32, choose one there")
     words = np.frombuffer(hashlib.sha256(name.encode()).digest()[:8], dtype=np.uint32)
-    key = jax.random.key(int(self.config.seed))
+    key = jax.random.key(seed)
     return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
 
   def unit(self, name: str, fn: Callable[..., Any], *args: Any) -> Any:
@@ -96,43 +133,46 @@ class Run:
     """
     path = self.workdir / "units" / f"{_file_name(name)}.msgpack"
     fingerprint = hashlib.sha256(serialization.msgpack_serialize(_plain(list(args)))).hexdigest()
+    # Other arguments must not continue from the checkpoints of these.
+    folder = self.workdir / "checkpoints" / f"{_file_name(name)}-{fingerprint[:8]}"
     kept = self._read_unit(path, name, fingerprint)
     if kept is not None:
-      return kept
-    outer = self._unit_name, self._checkpoints
-    self._unit_name, self._checkpoints = name, None
+      if self._is_main:  # A kill between keeping the result and removing them leaves some.
+        shutil.rmtree(folder, ignore_errors=True)
+      return kept["result"]
+    outer = self._unit_name, self._checkpoints, self._checkpoint_folder
+    self._unit_name, self._checkpoints, self._checkpoint_folder = name, None, folder
     try:
-      result = _plain(fn(*args))
+      content = {"name": name, "fingerprint": fingerprint, "result": _plain(fn(*args))}
+      data = serialization.msgpack_serialize(content)
       if self._checkpoints is not None:
         self._checkpoints.wait()
-      if self._is_main:
-        content = {"name": name, "fingerprint": fingerprint, "result": result}
-        data = serialization.msgpack_serialize(content)
-        write_atomic(path, hashlib.sha256(data).digest() + data)
-      self._barrier(f"unit {name}")
+      self._on_main(lambda: write_atomic(path, hashlib.sha256(data).digest() + data))
       if self._checkpoints is not None:
         self._checkpoints.delete()
     finally:
       if self._checkpoints is not None:
         self._checkpoints.close()
-      self._unit_name, self._checkpoints = outer
+      self._unit_name, self._checkpoints, self._checkpoint_folder = outer
     self._stop_if_asked()
-    return result
+    # Read back, so that a resumed run gets exactly what the first one got.
+    return serialization.msgpack_restore(data)["result"]
 
   @property
   def checkpoints(self) -> Checkpoints:
     """Checkpoints of the unit being computed; they are removed when it is done."""
     if self._checkpoints is None:
-      folder = self.workdir / "checkpoints" / _file_name(self._unit_name)
-      self._checkpoints = Checkpoints(folder, after_save=self._stop_if_asked)
+      self._checkpoints = Checkpoints(self._checkpoint_folder, after_save=self._stop_if_asked)
     return self._checkpoints
 
   # Logging.
 
   def log(self, step: int, **metrics: Any) -> None:
     """Appends a row to metrics.jsonl; the first number that is not finite stops the run."""
+    values = {k: float(np.asarray(v)) for k, v in metrics.items()}
     if self._log is not None:
-      self._log.log(self._unit_name, step, metrics)
+      self._log.log(self._unit_name, step, values)
+    check_finite(self._unit_name, step, values)
 
   def progress(self, iterable: Iterable[T], desc: str, total: int | None = None) -> Iterator[T]:
     """Yields from `iterable`, showing progress."""
@@ -164,9 +204,7 @@ class Run:
     self._claims.append(row)
     return row["verdict"]
 
-  def peer(
-    self, name: str, version: str, what: str, ours: float, theirs: float, unit: str
-  ) -> None:
+  def peer(self, name: str, version: str, what: str, ours: float, theirs: float, unit: str) -> None:
     """Records a comparison with an outside implementation, measured in the same run."""
     self._peers.append(environment.peer_row(name, version, what, ours, theirs, unit))
 
@@ -185,16 +223,19 @@ class Run:
     """Keeps a matplotlib figure as figures/NAME.png and .svg, and closes it."""
     import matplotlib.pyplot as plt
 
-    if self._is_main:
-      for suffix in ("png", "svg"):
-        path = self.workdir / "figures" / f"{_file_name(name)}.{suffix}"
-        with explained(path):
-          path.parent.mkdir(parents=True, exist_ok=True)
-          temp = path.with_name(f"{TEMP_PREFIX}{path.name}")
-          figure.savefig(temp, dpi=150, bbox_inches="tight", format=suffix)
-          os.replace(temp, path)
+    name = _file_name(name)
+    self._on_main(lambda: self._write_figure(name, figure))
     self._figures[name] = caption
     plt.close(figure)
+
+  def _write_figure(self, name: str, figure: Any) -> None:
+    for suffix in ("png", "svg"):
+      path = self.workdir / "figures" / f"{name}.{suffix}"
+      with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temp = path.with_name(f"{TEMP_PREFIX}{path.name}")
+        figure.savefig(temp, dpi=150, bbox_inches="tight", format=suffix)
+        os.replace(temp, path)
 
   def results(self, status: str) -> dict[str, Any]:
     """The content of results.json."""
@@ -230,11 +271,14 @@ class Run:
 
   def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
     for signum, handler in self._old_handlers.items():
-      signal.signal(signum, handler)
+      # None stands for a handler that was not set from Python, such as one of jax.distributed.
+      signal.signal(signum, signal.SIG_DFL if handler is None else handler)
     status = "complete"
     if kind is not None:
       status = "interrupted" if kind in (Interrupted, KeyboardInterrupt) else "failed"
     try:
+      if self._checkpoints is not None:
+        self._checkpoints.close()
       if self._is_main:
         self._write_results(status)
     except WorkdirError:
@@ -242,10 +286,13 @@ class Run:
       if kind is None:
         raise
     finally:
-      if self._log is not None:
-        self._log.close()
-      if self._lock is not None:
-        self._lock.close()
+      self._close()
+
+  def _close(self) -> None:
+    if self._log is not None:
+      self._log.close()
+    if self._lock is not None:
+      self._lock.close()
 
   def _write_results(self, status: str) -> None:
     from launch import report
@@ -279,34 +326,30 @@ class Run:
 
   # Workdir.
 
-  def _open_workdir(self) -> None:
+  def _open_workdir(self, fresh: bool) -> None:
     with explained(self.workdir, "create"):
       self.workdir.mkdir(parents=True, exist_ok=True)
     self._lock = _lock(self.workdir / ".lock")
     mine = config_lib.identity(self.config)
     config_path = self.workdir / "config.json"
-    if config_path.exists():
-      try:
-        before = json.loads(config_path.read_text())
-      except ValueError:
-        raise WorkdirError(
-          f"{config_path} is not readable as JSON; delete it to start anew in {self.workdir}, or "
-          "give another --workdir."
-        ) from None
-      lines = config_lib.differences(before, mine)
-      if lines:
-        raise WorkdirError(
-          f"{self.workdir} was made by a different config:\n  "
-          + "\n  ".join(lines)
-          + "\nGive another --workdir, or the same config again."
-        )
-    else:
+    before = _read_config(config_path)
+    if before is None:
       others = [p.name for p in self.workdir.iterdir() if not p.name.startswith(".")]
       if others:
         raise WorkdirError(
           f"{self.workdir} holds {others[0]!r} and no config.json, so it is not the workdir of a "
           "run. Give a new or empty folder as --workdir."
         )
+    elif fresh:
+      with explained(self.workdir, "delete what is in"):
+        _clear(self.workdir)
+    elif lines := config_lib.differences(before, mine):
+      raise WorkdirError(
+        f"{self.workdir} was made by a different config:\n  "
+        + "\n  ".join(lines)
+        + "\nGive another --workdir, or the same config again."
+      )
+    if before is None or fresh:
       data = json.dumps(mine, indent=1, sort_keys=True)
       write_atomic(config_path, (data + "\n").encode())
     for leftover in self.workdir.rglob(f"{TEMP_PREFIX}*"):
@@ -322,9 +365,7 @@ class Run:
     token = np.asarray(multihost_utils.broadcast_one_to_all(token))
     text = " ".join(str(int(word)) for word in token)
     path = self.workdir / "processes.txt"
-    if self._is_main:
-      write_atomic(path, text.encode())
-    self._barrier("workdir")
+    self._on_main(lambda: write_atomic(path, text.encode()))
     seen = path.is_file() and path.read_text() == text
     everyone = np.asarray(multihost_utils.process_allgather(np.int32(seen)))
     if not everyone.all():
@@ -334,23 +375,37 @@ class Run:
         "a folder that all hosts share (a network file system or a mounted bucket)."
       )
 
-  def _read_unit(self, path: pathlib.Path, name: str, fingerprint: str) -> Any:
-    kept = None
-    if self._is_main or jax.process_count() > 1:
-      kept = _read_kept(path, name, fingerprint, self.say)
+  def _read_unit(self, path: pathlib.Path, name: str, fingerprint: str) -> dict[str, Any] | None:
+    kept = _read_kept(path, name, fingerprint, self.say)
     if jax.process_count() > 1:
       everyone = np.asarray(multihost_utils.process_allgather(np.int32(kept is not None)))
       return kept if everyone.all() else None
     return kept
 
-  def _barrier(self, name: str) -> None:
+  def _on_main(self, write: Callable[[], None]) -> None:
+    """Calls `write` in process 0 and waits for it; when it fails, all processes stop.
+
+    Raises:
+      WorkdirError: in process 0 the error itself, and in the others a pointer to it.
+    """
+    error = None
+    if self._is_main:
+      try:
+        write()
+      except Exception as caught:  # Any of them would leave the other processes waiting.
+        error = caught
+    failed = error is not None
     if jax.process_count() > 1:
-      multihost_utils.sync_global_devices(name)
+      failed = bool(multihost_utils.broadcast_one_to_all(np.int32(failed)))
+    if failed:
+      raise error or WorkdirError(
+        f"process 0 cannot use the workdir {self.workdir}; its own message says why."
+      )
 
 
 def _read_kept(
   path: pathlib.Path, name: str, fingerprint: str, say: Callable[[str], None]
-) -> Any:
+) -> dict[str, Any] | None:
   try:
     data = path.read_bytes()
   except FileNotFoundError:
@@ -364,10 +419,10 @@ def _read_kept(
   if content["fingerprint"] != fingerprint:
     say(f"unit {name}: its arguments have changed; computing it again")
     return None
-  return content["result"]
+  return content
 
 
-def _lock(path: pathlib.Path) -> Any:
+def _lock(path: pathlib.Path) -> TextIO:
   """Holds the workdir for this process; released by the system however the process ends."""
   with explained(path):
     file = path.open("w")
@@ -385,6 +440,35 @@ def _lock(path: pathlib.Path) -> Any:
   except OSError:  # A file system without locks: go on without one.
     return file
   return file
+
+
+def _read_config(path: pathlib.Path) -> dict[str, Any] | None:
+  """The config that the workdir was made by; None when there is none.
+
+  Raises:
+    WorkdirError: when it is no config of a run; other programs have files of that name.
+  """
+  if not path.exists():
+    return None
+  try:
+    content = json.loads(path.read_text())
+  except ValueError:
+    content = None
+  if isinstance(content, dict) and {"experiment", "preset", "seed"} <= content.keys():
+    return content
+  raise WorkdirError(
+    f"{path} is damaged, or not of a run. Give another --workdir, or delete the folder if it was "
+    "made by a run."
+  )
+
+
+def _clear(workdir: pathlib.Path) -> None:
+  for name in CONTENTS:
+    path = workdir / name
+    if path.is_dir():
+      shutil.rmtree(path)
+    else:
+      path.unlink(missing_ok=True)
 
 
 def _file_name(name: str) -> str:
@@ -413,4 +497,3 @@ def _json_cell(value: Any) -> Any:
   if isinstance(value, float) and not np.isfinite(value):
     return None
   return value
-

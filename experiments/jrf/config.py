@@ -1,6 +1,6 @@
 r"""JRF: a fair classifier from noisy labels and noisy group membership, on Adult and COMPAS.
 
-python launch.py --config=jrf                 # Adult, about 10 min on 2 cores
+python launch.py --config=jrf                 # Adult, about 6 min on 2 cores
 python launch.py --config=jrf:smoke           # half a minute, a tenth of Adult
 python launch.py --config=jrf:compas          # COMPAS (fetched once, 28 MB)
 python launch.py --config=jrf:credit          # default of credit card clients (fetched once)
@@ -8,8 +8,9 @@ python launch.py --config=jrf:law             # law school admissions (fetched o
 python launch.py --config=jrf:bank --config.dataset.path=bank-full.csv
 python launch.py --config=jrf:paper           # the authors' protocol on the chosen dataset
 
-Expected on Adult at flip rates 0.3 (default preset): the soft gap of JRF is within 0.01 of the
-clean-attribute oracle's, and the authors' own hyper-parameters give a constant classifier.
+Expected on Adult at flip rates 0.3 (default preset): soft gap 0.024 for JRF, 0.051 for the naive
+penalty, 0.007 for the clean-attribute oracle; AUC 0.84, 0.86, 0.83. The authors' own
+hyper-parameters give a classifier that predicts one class.
 """
 
 import ml_collections

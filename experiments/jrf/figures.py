@@ -71,7 +71,7 @@ def _errorbar(ax: Any, x: Any, values: np.ndarray, method: str, **style: Any) ->
 def _frontier(
   run: Run, config: ml_collections.ConfigDict, arms: Sequence[Arm], metrics: Any, seeds: int
 ) -> None:
-  figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2))
+  figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
   quality = ("auc", "balanced_accuracy")
   for ax, name in zip(axes, quality, strict=True):
     for method in STYLE:
@@ -102,7 +102,7 @@ def _frontier(
 
 
 def _noise(run: Run, arms: Sequence[Arm], metrics: Any, seeds: int, weight: float) -> None:
-  figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2))
+  figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
   for ax, name in zip(axes, ("soft_gap", "matched_gap"), strict=True):
     for method in STYLE:
       where = [i for i, arm in enumerate(arms) if arm.method == method]
@@ -128,7 +128,7 @@ def _assumed(
   audited: dict[str, Any],
   seeds: int,
 ) -> None:
-  figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2))
+  figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
   rates = [arm.assumed_attribute[0] for arm in arms]
   _errorbar(axes[0], rates, metrics["soft_gap"], "jrf")
   axes[0].set_ylabel("soft gap of JRF trained with that rate")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -59,17 +60,17 @@ def test_smoke_leaves_everything_a_person_looks_at(smoke):
 
 
 @pytest.mark.slow
-def test_smoke_needs_neither_tensorflow_nor_torch(root, smoke):
-  # The kept units make this run quick: everything is imported, nothing is trained again.
+def test_smoke_needs_no_tensorflow(root, smoke, tmp_path):
+  # A copy, whose kept units make this quick: everything is imported, nothing is trained again.
+  copy = shutil.copytree(smoke, tmp_path / "copy")
   code = (
-    "import sys\n"
-    "sys.modules['torch'] = None  # tensorboardX imports it where it is installed\n"
-    "import launch\n"
-    f"launch.run_experiment(launch.load_config('jrf:smoke'), {str(smoke)!r})\n"
+    "import sys, launch\n"
+    f"launch.run_experiment(launch.load_config('jrf:smoke'), {str(copy)!r})\n"
     "print('tensorflow' in sys.modules)"
   )
   command = [sys.executable, "-c", code]
-  done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+  done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stderr
   assert done.stdout.strip().splitlines()[-1] == "False"
 
 

@@ -57,9 +57,7 @@ def get_config(preset: str = "default") -> ml_collections.ConfigDict:
   config.noise.attribute_asymmetric = (0.1, 0.4)
 
   config.fairness = section()
-  config.fairness.criterion = "demographic_parity"
-  config.fairness.penalty = "abs"
-  config.fairness.reduction = "binary"
+  config.fairness.penalty = "abs"  # or "squared", "smooth"
   config.fairness.weight = 0.0  # lambda of all methods; 0 to choose it by the next two keys
   # The weight chosen is the smallest of these at which the oracle's soft gap is at most the target.
   config.fairness.weights = (0.1, 0.2, 0.4, 0.8)

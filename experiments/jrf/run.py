@@ -194,9 +194,7 @@ def authors_training(config: ml_collections.ConfigDict) -> Training:
     test_fraction=0.3,
     standardise_on="all",
     ema_decay=0.0,
-    criterion="demographic_parity",
     penalty="abs",
-    reduction="binary",
   )
 
 

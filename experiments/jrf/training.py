@@ -46,9 +46,7 @@ class Training:
   validation_fraction: float
   standardise_on: str
   ema_decay: float = 0.0
-  criterion: str = "demographic_parity"
   penalty: str = "abs"
-  reduction: str = "binary"
   vmap_models: int = 1
 
   @staticmethod
@@ -65,18 +63,14 @@ class Training:
       validation_fraction=config.dataset.validation_fraction,
       standardise_on=config.dataset.standardise_on,
       ema_decay=config.train.ema_decay,
-      criterion=config.fairness.criterion,
       penalty=config.fairness.penalty,
-      reduction=config.fairness.reduction,
       vmap_models=config.train.vmap_models,
     )
 
   def jrf_config(self, mode: str, axis_name: str | None) -> jrf.JRFConfig:
     return jrf.JRFConfig(
       mode=mode,
-      reduction=self.reduction,
       penalty=self.penalty,
-      criterion=self.criterion,
       learning_rate=self.learning_rate,
       weight_decay=self.weight_decay,
       ema_decay=self.ema_decay,

@@ -91,6 +91,7 @@ class Run:
     self._checkpoint_folder = self.workdir / "checkpoints" / "run"
     self._signum: int | None = None
     self._started = time.monotonic()
+    self._earlier_s = 0.0
     self._claims: list[dict[str, Any]] = []
     self._metrics: dict[str, Any] = {}
     self._peers: list[dict[str, Any]] = []
@@ -253,7 +254,7 @@ class Run:
       "warnings": self._warnings,
       "environment": {
         **environment.describe(),
-        "wall_s": round(time.monotonic() - self._started, 1),
+        "wall_s": round(self._earlier_s + time.monotonic() - self._started, 1),
         "peak_rss_mb": environment.peak_rss_mb(),
       },
     }
@@ -352,6 +353,7 @@ class Run:
     if before is None or fresh:
       data = json.dumps(mine, indent=1, sort_keys=True)
       write_atomic(config_path, (data + "\n").encode())
+    self._earlier_s = _wall_seconds(self.workdir / "results.json")
     for leftover in self.workdir.rglob(f"{TEMP_PREFIX}*"):
       if leftover.is_file():
         leftover.unlink(missing_ok=True)
@@ -460,6 +462,14 @@ def _read_config(path: pathlib.Path) -> dict[str, Any] | None:
     f"{path} is damaged, or not of a run. Give another --workdir, or delete the folder if it was "
     "made by a run."
   )
+
+
+def _wall_seconds(path: pathlib.Path) -> float:
+  """Seconds that earlier sessions of a resumed run took, as far as they lived to write them."""
+  try:
+    return float(json.loads(path.read_text())["environment"]["wall_s"])
+  except (OSError, ValueError, KeyError, TypeError):
+    return 0.0
 
 
 def _clear(workdir: pathlib.Path) -> None:

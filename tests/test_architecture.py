@@ -219,7 +219,7 @@ PRIVATE = re.compile(
     ("https://mirror.internal/simple", True),
     ("http://192.168.1.20:8080", True),
     ("https://github.com/jax-ml/jax", False),
-    ("runs/home/x and ~/work/y and tests/work/z", False),
+    ("runs/home/x and ~/data/y and tests/data/z", False),
     ("threading.local() and jax==0.10.2", False),
   ],
 )

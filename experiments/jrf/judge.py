@@ -289,8 +289,8 @@ def _assumed_rate_claim(
   run.claim(
     "assumed-rate-optimum",
     "The gap is smallest when the assumed flip rate is the true one",
-    source="authors' code",
-    paper_value="gap falls to 0 as the assumed rate grows past the true 0.3",
+    source="derived",
+    paper_value="authors' code: the gap falls to 0 as the assumed rate grows past the true 0.3",
     measured=f"smallest soft gap {gaps[:, best].mean():.4f} at assumed rate {rates[best]:g}; at "
     f"{rates[index]:g}, nearest the true {true:g}: {at_true}",
     value=at_true,

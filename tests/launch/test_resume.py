@@ -1,5 +1,6 @@
 """A run that is killed, stopped or damaged and started again ends as one that was not."""
 
+import json
 import os
 import pathlib
 import random
@@ -133,3 +134,13 @@ def test_all_checkpoints_damaged_starts_the_unit_anew(launch, tiny, unbroken, ou
   done = launch(f"--config={tiny}", f"--workdir={stopped}")
   assert "resumed seed 0 at step" in done.stderr
   assert outcome(stopped) == unbroken
+
+
+def test_time_of_earlier_sessions_counts(launch, tiny, tmp_path):
+  arguments = (f"--config={tiny}", f"--workdir={tmp_path / 'run'}")
+  seconds = []
+  for _ in range(2):
+    assert launch(*arguments).returncode == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    seconds.append(results["environment"]["wall_s"])
+  assert seconds[1] > seconds[0] > 0

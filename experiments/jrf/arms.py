@@ -49,14 +49,13 @@ class Arm:
   method: a key of METHODS.
   label, attribute: flip rates `(P(1 | 0), P(0 | 1))` put on the training rows.
   fairness_weight: lambda.
-  assumed_label, assumed_attribute: rates that the method is told; the true ones by default.
+  assumed_attribute: flip rates of the groups that the method is told; the true ones by default.
   """
 
   method: str
   label: Rates
   attribute: Rates
   fairness_weight: float
-  assumed_label: Rates | None = None
   assumed_attribute: Rates | None = None
 
   @property
@@ -66,7 +65,7 @@ class Arm:
 
 def problem(arm: Arm, noisy_prior: jax.Array) -> jrf.JRFProblem:
   """The arm as the arrays that `algorithms.jrf` takes; `noisy_prior` `[2]` shares of the groups."""
-  label = TransitionMatrix.binary(*(arm.assumed_label or arm.label))
+  label = TransitionMatrix.binary(*arm.label)
   attribute = TransitionMatrix.binary(*(arm.assumed_attribute or arm.attribute))
   weight = arm.fairness_weight if arm.method in _PENALISED else 0.0
   if arm.method == "naive_scaled":
@@ -99,7 +98,7 @@ def validate(arms: Sequence[Arm], labels: np.ndarray, attribute: np.ndarray) -> 
     ValueError: naming the key of the config, what it holds and what is possible.
   """
   for name, clean, channels in (
-    ("config.noise.label", labels, {(a.label, a.assumed_label or a.label) for a in arms}),
+    ("config.noise.label", labels, {(a.label, a.label) for a in arms}),
     (
       "config.noise.attribute",
       attribute,

@@ -18,7 +18,7 @@ from algorithms import jrf
 from algorithms.noise import TransitionMatrix, estimate_anchor, estimate_confident_joint, flip
 from experiments.datasets.tabular import Tabular
 from experiments.jrf.arms import Arm
-from experiments.jrf.training import Training, noisy_rows, split
+from experiments.jrf.training import Training, noise_keys, noisy_rows, split
 from launch.run import Run
 from models.mlp import build_mlp
 
@@ -124,7 +124,7 @@ def _estimated_rates(
   found: dict[str, list[Any]] = {}
   for seed in range(config.sweeps.seeds):
     parts = split(data, run.key(f"split/seed={seed}"), training)
-    train_key, held_out_key = jax.random.split(run.key(f"noise/seed={seed}"))
+    train_key, held_out_key = noise_keys(run, seed)
     train, _ = noisy_rows(parts["train"], arm, train_key)
     held_out, _ = noisy_rows(parts["validation"], arm, held_out_key)
     for what in ("labels", "attribute"):

@@ -11,7 +11,6 @@ that is not installed is left out and named.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
 import itertools
 import os
@@ -58,19 +57,15 @@ def run_ours(seeds: int) -> dict[str, float]:
     run, data, training = study(folder)
     arms = [Arm(m, (r, r), (r, r), WEIGHT) for r in RATES for m in METHODS]
     parts = [t.split(data, run.key(f"split/seed={s}"), training) for s in range(seeds)]
-    keys = [run.key(f"noise/seed={s}") for s in range(seeds)]
+    keys = [t.noise_keys(run, s) for s in range(seeds)]
     init, apply_fn = build_mlp(data.features.shape[1], HIDDEN, initial=training.initial)
+    params = [init(run.key(f"init/seed={s}")) for s in range(seeds)]
     work = []
     for mode in ("exact", "paper"):
       chosen = [arm for arm in arms if arm.mode == mode]
       table = t.make_table(parts, chosen, keys, run.mesh)
       config = training.jrf_config(mode, "data")
-      from algorithms import jrf
-
-      start = [
-        jrf.init(init(run.key(f"init/seed={s}")), config) for s in range(seeds) for _ in chosen
-      ]
-      state = t.place(jax.tree.map(lambda *x: np.stack(x), *start), t.P("model"), run.mesh)
+      state = t.first_states(params, len(chosen), config, run.mesh)
       work.append((t.make_trainer(run.mesh, apply_fn, training, mode, STEPS), state, table))
     seconds = []
     for _ in range(2):
@@ -83,7 +78,6 @@ def run_ours(seeds: int) -> dict[str, float]:
 
 def run_torch(seeds: int) -> dict[str, float]:
   """Seconds of the same models, one after the other in PyTorch on all cores."""
-  import jax
   import torch
 
   from experiments.jrf import training as t
@@ -98,7 +92,7 @@ def run_torch(seeds: int) -> dict[str, float]:
       features = torch.from_numpy(np.asarray(train.features))
       for rate in RATES:
         arm = Arm("naive", (rate, rate), (rate, rate), WEIGHT)
-        rows, _ = t.noisy_rows(train, arm, jax.random.split(run.key(f"noise/seed={seed}"))[0])
+        rows, _ = t.noisy_rows(train, arm, t.noise_keys(run, seed)[0])
         labels = torch.from_numpy(np.array(rows.labels, np.float32))
         members = [torch.from_numpy(np.asarray(rows.attribute) == k) for k in (0, 1)]
         for method in METHODS:
@@ -167,7 +161,6 @@ def run_one_jrf(seeds: int) -> dict[str, float]:
   with tempfile.TemporaryDirectory() as folder:
     run, _, _ = study(folder)
     data, training = experiment.load(run.config), t.Training.from_config(run.config)
-    training = dataclasses.replace(training, eval_every=10)
     arm = Arm("jrf", (0.3, 0.3), (0.3, 0.3), 0.1)
     began = time.perf_counter()
     run.unit("bench", lambda: t.train_table(run, data, [arm], seeds, training))

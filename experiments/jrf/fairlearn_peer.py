@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from importlib import metadata
 
-import jax
 import ml_collections
 import numpy as np
 
 from algorithms import fairness_metrics
 from experiments.datasets.tabular import Tabular
 from experiments.jrf.arms import Arm
-from experiments.jrf.training import Training, noisy_rows, split
+from experiments.jrf.training import Training, noise_keys, noisy_rows, split
 from launch.run import Run
 
 
@@ -51,8 +50,7 @@ def fit(
   from sklearn.linear_model import LogisticRegression
 
   parts = split(data, run.key(f"split/seed={seed}"), training)
-  train_key, _ = jax.random.split(run.key(f"noise/seed={seed}"))
-  noisy, _ = noisy_rows(parts["train"], arm, train_key)
+  noisy, _ = noisy_rows(parts["train"], arm, noise_keys(run, seed)[0])
   model = ExponentiatedGradient(
     LogisticRegression(max_iter=200),
     DemographicParity(),

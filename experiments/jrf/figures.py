@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
-
-import itertools
 
 import matplotlib.pyplot as plt
 import ml_collections
@@ -50,22 +49,17 @@ def draw(
   _assumed(run, config, assumed, parts[2], audited, seeds)
 
 
-def _errorbar(ax: Any, x: Any, values: np.ndarray, method: str, **style: Any) -> None:
-  """Means of `[S, X]` values over seeds with 95% intervals."""
-  colour, marker, label = STYLE[method]
+def _means(values: np.ndarray) -> tuple[list[float], list[float]]:
+  """Means over seeds of `[S, X]` values, and half-widths of their 95% intervals."""
   found = [estimate(v) for v in values.T]
-  half = [e.ci95[1] - e.mean if e.ci95 else 0.0 for e in found]
-  ax.errorbar(
-    x,
-    [e.mean for e in found],
-    yerr=half,
-    color=colour,
-    marker=marker,
-    label=label,
-    capsize=3,
-    linewidth=1.5,
-    **style,
-  )
+  return [e.mean for e in found], [e.ci95[1] - e.mean if e.ci95 else 0.0 for e in found]
+
+
+def _errorbar(ax: Any, x: Any, values: np.ndarray, method: str, x_half: Any = None) -> None:
+  """Draws `[S, X]` values of a method over `x`, with intervals."""
+  colour, marker, label = STYLE[method]
+  mean, half = _means(values)
+  ax.errorbar(x, mean, yerr=half, xerr=x_half, color=colour, marker=marker, label=label, capsize=3)
 
 
 def _frontier(
@@ -76,17 +70,8 @@ def _frontier(
   for ax, name in zip(axes, quality, strict=True):
     for method in STYLE:
       where = [i for i, arm in enumerate(arms) if arm.method == method]
-      gap, score = (
-        np.array([estimate(v).mean for v in metrics[k][:, where].T]) for k in ("soft_gap", name)
-      )
-      half = [
-        [e.ci95[1] - e.mean if e.ci95 else 0.0 for e in map(estimate, metrics[k][:, where].T)]
-        for k in ("soft_gap", name)
-      ]
-      colour, marker, label = STYLE[method]
-      ax.errorbar(
-        gap, score, xerr=half[0], yerr=half[1], color=colour, marker=marker, label=label, capsize=2
-      )
+      gap, half = _means(metrics["soft_gap"][:, where])
+      _errorbar(ax, gap, metrics[name][:, where], method, x_half=half)
     ax.set_xlabel("soft gap on clean test rows (probability)")
     ax.set_ylabel(name.replace("_", " ").replace("auc", "AUC"))
     ax.grid(alpha=0.3)

@@ -9,8 +9,8 @@ import ml_collections
 import numpy as np
 
 from experiments.datasets.tabular import Tabular
-from experiments.jrf.arms import METHODS, Arm
-from launch.claims import Estimate, estimate, paired_t
+from experiments.jrf.arms import METHODS, Arm, Rates
+from launch.claims import estimate, paired_t
 from launch.run import Run
 
 # What the authors' notebook prints for Adult at flip rates of 0.3: (accuracy, gap).
@@ -38,10 +38,10 @@ def arm_name(arm: Arm) -> str:
   return f"{arm.method}@a={arm.attribute[0]:g},{arm.attribute[1]:g}"
 
 
-def of_arm(metrics: Metrics, arms: Sequence[Arm], method: str, attribute: Any = None) -> Metrics:
-  """Metrics `[S]` of the first arm of a method (with these true rates of the attribute)."""
+def of_arm(metrics: Metrics, arms: Sequence[Arm], method: str, attribute: Rates) -> Metrics:
+  """Metrics `[S]` of the arm of a method at these true flip rates of the groups."""
   for i, arm in enumerate(arms):
-    if arm.method == method and attribute in (None, arm.attribute):
+    if arm.method == method and arm.attribute == attribute:
       return {name: np.asarray(values)[:, i] for name, values in metrics.items()}
   raise KeyError(f"no arm of method {method!r} with attribute rates {attribute}")
 
@@ -76,12 +76,7 @@ def tables(
 ) -> None:
   """The tables of the report, and a warning for every classifier that is constant."""
   for rates in dict.fromkeys(arm.attribute for arm in main):
-    rows = []
-    for i, arm in enumerate(main):
-      if arm.attribute == rates:
-        mine = {name: np.asarray(v)[:, i] for name, v in table["test"].items()}
-        rows.append(row(arm.method, mine, what=METHODS[arm.method]))
-        _warn_degenerate(run, arm_name(arm), mine)
+    rows = _method_rows(run, "", main, table["test"], rates)
     if peer is not None and rates == main[0].attribute:
       what = "fairlearn ExponentiatedGradient on noisy labels and groups, logistic regression"
       rows.append(row("fairlearn", peer, what=what))
@@ -92,27 +87,32 @@ def tables(
       "plain penalty stands at lambda (naive) and lambda_eff (naive_scaled). Matched gap: at the "
       "threshold whose positive rate is the base rate, or the next one above where scores tie.",
     )
-  for rate in dict.fromkeys(arm.attribute for arm in authors):
-    rows = []
-    for i, arm in enumerate(authors):
-      if arm.attribute == rate:
-        mine = {name: np.asarray(v)[:, i] for name, v in authors_table["test"].items()}
-        rows.append(row(arm.method, mine, what=METHODS[arm.method]))
-        _warn_degenerate(run, f"authors' settings, {arm_name(arm)}", mine)
+  for rates in dict.fromkeys(arm.attribute for arm in authors):
     run.table(
-      f"The authors' settings, flip rates {rate[0]:g}",
-      rows,
+      f"The authors' settings, flip rates {rates[0]:g}",
+      _method_rows(run, "authors' settings, ", authors, authors_table["test"], rates),
       f"Numeric features, full batches, lambda {authors[0].fairness_weight:g}, no early stopping: "
       "what the authors' printed numbers rest on.",
     )
 
 
-def _warn_degenerate(run: Run, name: str, metrics: Metrics) -> None:
-  share = float(np.mean(metrics["degenerate"]))
-  if share > 0:
-    rate = float(np.mean(metrics["positive_rate"]))
-    side = "< 1%" if rate < 0.5 else "> 99%"
-    run.warn(f"degenerate: positive rate {side} in {share:.0%} of seeds for {name}")
+def _method_rows(
+  run: Run, where: str, arms: Sequence[Arm], metrics: Metrics, rates: Rates
+) -> list[dict[str, Any]]:
+  """A line for each arm at these rates; warns of those that predict one class."""
+  rows = []
+  for arm in arms:
+    if arm.attribute != rates:
+      continue
+    mine = of_arm(metrics, arms, arm.method, rates)
+    rows.append(row(arm.method, mine, what=METHODS[arm.method]))
+    share = float(np.mean(mine["degenerate"]))
+    if share > 0:
+      side = "< 1%" if np.mean(mine["positive_rate"]) < 0.5 else "> 99%"
+      run.warn(
+        f"degenerate: positive rate {side} in {share:.0%} of seeds for {where}{arm_name(arm)}"
+      )
+  return rows
 
 
 def claims(
@@ -127,7 +127,7 @@ def claims(
   swept: Sequence[Arm],
   audited: dict[str, Any],
 ) -> None:
-  """Every claim with the rule that was fixed before the run."""
+  """Every claim with its decision rule; README.md says which rules are younger than a pilot."""
   _authors_claims(run, data, authors, authors_table["test"])
   settings = {
     "symmetric": tuple(config.noise.attribute),
@@ -141,8 +141,8 @@ def claims(
 
 
 def _authors_claims(run: Run, data: Tabular, authors: Sequence[Arm], metrics: Metrics) -> None:
-  rate = next((r for r in dict.fromkeys(a.attribute for a in authors) if r == (0.3, 0.3)), None)
-  if rate is None:
+  rate = (0.3, 0.3)
+  if rate not in {arm.attribute for arm in authors}:
     return
   arms = {m: of_arm(metrics, authors, m, rate) for m in AUTHORS_ADULT}
   gaps = {m: float(np.mean(v["hard_gap"])) for m, v in arms.items()}
@@ -202,22 +202,19 @@ def _honest_claims(
     of_arm(metrics, main, m, rates) for m in ("jrf", "oracle", "naive", "forward_naive")
   )
   at = f"at attribute flip rates {rates[0]:g} and {rates[1]:g}"
-  soft = {
-    name: estimate(arm["soft_gap"])
-    for name, arm in (("jrf", jrf), ("oracle", oracle), ("naive", naive), ("fn", forward_naive))
-  }
+  soft = {"jrf": estimate(jrf["soft_gap"]), "oracle": estimate(oracle["soft_gap"])}
   for other, arm, what in (
     ("naive", naive, "the naive penalty on noisy groups"),
     ("forward-naive", forward_naive, "forward correction with the naive penalty"),
   ):
-    ratio = soft["jrf"].mean / float(np.mean(arm["soft_gap"]))
+    against = estimate(arm["soft_gap"])
+    ratio = soft["jrf"].mean / against.mean
     t = paired_t(arm["soft_gap"], jrf["soft_gap"])
     run.claim(
       f"gap-halved-{other}-{setting}",
       f"JRF (exact) has at most half the soft gap of {what} at equal lambda, {at}",
       source="ours",
-      measured=f"soft gap {soft['jrf']} against {estimate(arm['soft_gap'])}: ratio {ratio:.2f}, "
-      f"paired t {t:.1f}",
+      measured=f"soft gap {soft['jrf']} against {against}: ratio {ratio:.2f}, paired t {t:.1f}",
       value=soft["jrf"],
       criteria={"ratio of means at most 0.5": ratio <= 0.5, "paired t above 3": t > 3},
     )
@@ -302,7 +299,7 @@ def _audit_claim(run: Run, audited: dict[str, Any], arm: Arm) -> None:
   error = np.abs(audited["estimate"] - audited["clean_gap"])
   covered = float(np.mean(error <= audited["half_width"]))
   raw = estimate(np.abs(audited["noisy_gap"] - audited["clean_gap"]))
-  value: Estimate = estimate(error)
+  value = estimate(error)
   run.claim(
     "audit-covers",
     "The finite-sample interval, computed from noisy groups alone, covers the clean gap",

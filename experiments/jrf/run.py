@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import ml_collections
 import numpy as np
@@ -17,7 +16,6 @@ from experiments.jrf.arms import Arm
 from experiments.jrf.training import Training, train_table
 from launch.run import Run
 
-SYMMETRIC, ASYMMETRIC = "symmetric", "asymmetric"
 MAIN_METHODS = (
   "none",
   "naive",
@@ -39,11 +37,6 @@ def run(config: ml_collections.ConfigDict, run: Run) -> None:
   """See README.md; each call below is a step of the study, kept as a unit of the run."""
   data = load(config)
   training = Training.from_config(config)
-  rates = {
-    SYMMETRIC: tuple(config.noise.attribute),
-    ASYMMETRIC: tuple(config.noise.attribute_asymmetric),
-  }
-  label = tuple(config.noise.label)
   run.say(
     f"{data.name}: {data.labels.size:,} rows, {data.features.shape[1]} features, "
     f"attribute {data.attribute_name} ({data.attribute_meaning})"
@@ -57,30 +50,26 @@ def run(config: ml_collections.ConfigDict, run: Run) -> None:
     forbid_sensitive=True,
   )
   possible = possible_rates(config, run, data)
-  grid = [Arm("oracle", label, rates[SYMMETRIC], weight) for weight in config.fairness.weights]
-  arms_lib.validate(grid, data.labels, data.attribute)
-  oracle_grid = run.unit(
-    "fairness weight", lambda: train_table(run, data, grid, config.seeds, training)
-  )
-  weight = choose_weight(config, run, oracle_grid)
+  authors = authors_arms(config)
+  # Whatever lambda will be, the rates are known: refuse them before time is spent on training.
+  planned = sum(sweep_arms(config, 0.0, possible), main_arms(config, 0.0) + authors)
+  arms_lib.validate(planned, data.labels, data.attribute)
 
-  main = [Arm(method, label, rates[SYMMETRIC], weight) for method in MAIN_METHODS]
-  main += [Arm(method, label, rates[ASYMMETRIC], weight) for method in ASYMMETRIC_METHODS]
-  arms_lib.validate(main, data.labels, data.attribute)
+  weight = config.fairness.weight or choose_weight(config, run, data, training)
+  run.metric("fairness_weight", weight, "nats per unit of gap")
+  main = main_arms(config, weight)
   table = run.unit(
     "main table",
     lambda: train_table(run, data, main, config.seeds, training, with_scores=True),
   )
   frontier, noise, assumed = sweep_arms(config, weight, possible)
   swept = frontier + noise + assumed
-  arms_lib.validate(swept, data.labels, data.attribute)
   sweeps = run.unit("sweeps", lambda: train_table(run, data, swept, config.sweeps.seeds, training))
   audited = run.unit(
     "audit",
     lambda: audit.audit(run, data, main, table["test_scores"], possible, config, training),
   )
   numeric = data if config.dataset.features == "numeric" else load(config, features="numeric")
-  authors = authors_arms(config)
   authors_table = run.unit(
     "authors' settings",
     lambda: train_table(run, numeric, authors, config.authors.seeds, authors_training(config)),
@@ -109,15 +98,30 @@ def load(config: ml_collections.ConfigDict, features: str | None = None) -> tabu
   )
 
 
-def choose_weight(config: ml_collections.ConfigDict, run: Run, oracle: dict[str, Any]) -> float:
-  """The lambda of the config, or the smallest whose clean-attribute oracle is fair enough.
+def main_arms(config: ml_collections.ConfigDict, weight: float) -> list[Arm]:
+  """Arms of the main table, at the symmetric and the asymmetric flip rates of the groups."""
+  label = tuple(config.noise.label)
+  return [
+    Arm(method, label, tuple(attribute), weight)
+    for attribute, methods in (
+      (config.noise.attribute, MAIN_METHODS),
+      (config.noise.attribute_asymmetric, ASYMMETRIC_METHODS),
+    )
+    for method in methods
+  ]
+
+
+def choose_weight(
+  config: ml_collections.ConfigDict, run: Run, data: tabular.Tabular, training: Training
+) -> float:
+  """The smallest lambda of the config whose clean-attribute oracle is fair enough.
 
   The clean groups of the validation rows are used for this only: it sets how much fairness is
   asked of every method alike, before any of them is compared.
   """
-  if config.fairness.weight > 0:
-    run.metric("fairness_weight", config.fairness.weight, "nats per unit of gap")
-    return config.fairness.weight
+  label, attribute = tuple(config.noise.label), tuple(config.noise.attribute)
+  grid = [Arm("oracle", label, attribute, weight) for weight in config.fairness.weights]
+  oracle = run.unit("fairness weight", lambda: train_table(run, data, grid, config.seeds, training))
   part = "validation" if "validation" in oracle else "test"
   gaps = np.asarray(oracle[part]["soft_gap"]).mean(axis=0)
   reached = np.flatnonzero(gaps <= config.fairness.oracle_soft_gap)
@@ -128,7 +132,6 @@ def choose_weight(config: ml_collections.ConfigDict, run: Run, oracle: dict[str,
     )
   index = int(reached[0]) if reached.size else len(gaps) - 1
   weight = float(config.fairness.weights[index])
-  run.metric("fairness_weight", weight, "nats per unit of gap")
   run.say(f"fairness weight {weight}: the oracle's soft gap on validation rows {gaps[index]:.4f}")
   return weight
 

@@ -128,6 +128,12 @@ class Rows:
   weights: jax.Array
 
 
+def noise_keys(run: Run, seed: int) -> tuple[jax.Array, jax.Array]:
+  """Keys of the flips on the training and on the validation rows of a seed."""
+  train, validation = jax.random.split(run.key(f"noise/seed={seed}"))
+  return train, validation
+
+
 def noisy_rows(part: Part, arm: Arm, key: jax.Array) -> tuple[Rows, jax.Array]:
   """Rows with flipped labels and groups, and the shares `[2]` of the flipped groups.
 
@@ -162,17 +168,21 @@ TABLE_SPECS = Table(_FEATURES, _FEATURES, _MODELS, _ROWS, _ROWS, _MODELS)
 
 
 def make_table(
-  parts: Sequence[dict[str, Part]], arms: Sequence[Arm], keys: Sequence[jax.Array], mesh: Mesh
+  parts: Sequence[dict[str, Part]],
+  arms: Sequence[Arm],
+  keys: Sequence[tuple[jax.Array, jax.Array]],
+  mesh: Mesh,
 ) -> Table:
   """Puts noise on the parts of every seed and lays the models out over the mesh.
 
   Rows of weight 0 and copies of the last model are added so that the devices divide both; noise
-  is drawn before, so that it does not depend on the number of devices.
+  is drawn before, so that it does not depend on the number of devices. `keys` are those of
+  `noise_keys`, a pair for each seed.
   """
 
   @jax.jit
-  def noisy(parts: dict[str, Part], key: jax.Array) -> Any:
-    train_key, validation_key = jax.random.split(key)
+  def noisy(parts: dict[str, Part], keys: tuple[jax.Array, jax.Array]) -> Any:
+    train_key, validation_key = keys
     made = []
     for arm in arms:
       train, shares = noisy_rows(parts["train"], arm, train_key)
@@ -182,7 +192,7 @@ def make_table(
       made.append((train, validation, arms_lib.problem(arm, shares)))
     return jax.tree.map(lambda *x: jnp.stack(x), *made)
 
-  per_seed = [noisy(part, key) for part, key in zip(parts, keys, strict=True)]
+  per_seed = [noisy(part, pair) for part, pair in zip(parts, keys, strict=True)]
   train_rows, validation_rows, problem = jax.tree.map(lambda *x: np.concatenate(x), *per_seed)
   table = Table(
     train_features=np.stack([part["train"].features for part in parts]),
@@ -214,6 +224,14 @@ def place(tree: Any, spec: P, mesh: Mesh) -> Any:
     return jax.device_put(x, NamedSharding(mesh, spec))
 
   return jax.tree.map(put, tree)
+
+
+def first_states(
+  params: Sequence[Any], num_arms: int, config: jrf.JRFConfig, mesh: Mesh
+) -> jrf.JRFState:
+  """States `[M]` before the first update: every arm of a seed starts from the same weights."""
+  states = [jrf.init(p, config) for p in params for _ in range(num_arms)]
+  return place(jax.tree.map(lambda *x: np.stack(x), *states), _MODELS, mesh)
 
 
 ApplyFn = Callable[[Any, jax.Array], jax.Array]
@@ -292,9 +310,8 @@ def train_table(
     `[S, A, N]`.
   """
   parts = [split(data, run.key(f"split/seed={seed}"), training) for seed in range(seeds)]
-  noise_keys = [run.key(f"noise/seed={seed}") for seed in range(seeds)]
+  keys = [noise_keys(run, seed) for seed in range(seeds)]
   init, apply_fn = build_mlp(data.features.shape[1], training.hidden, initial=training.initial)
-  # Every arm of a seed starts from the same weights.
   params = [init(run.key(f"init/seed={seed}")) for seed in range(seeds)]
 
   modes = sorted({arm.mode for arm in arms})
@@ -302,11 +319,9 @@ def train_table(
   tables, states = {}, {}
   for mode in modes:
     chosen = [arms[i] for i in members[mode]]
-    tables[mode] = make_table(parts, chosen, noise_keys, run.mesh)
+    tables[mode] = make_table(parts, chosen, keys, run.mesh)
     config = training.jrf_config(mode, "data")
-    start = [jrf.init(p, config) for p in params for _ in chosen]
-    stacked = jax.tree.map(lambda *x: np.stack(x), *start)
-    states[mode] = place(stacked, _MODELS, run.mesh)
+    states[mode] = first_states(params, len(chosen), config, run.mesh)
 
   done = 0
   restored = run.checkpoints.restore(states)

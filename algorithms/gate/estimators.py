@@ -74,7 +74,7 @@ def ols(
     x = jnp.concatenate([x, nuisance.astype(x.dtype)], axis=-1)
     contrast = jnp.concatenate([contrast, jnp.zeros(nuisance.shape[-1], contrast.dtype)])
   stages, nodes, columns = x.shape
-  mean_x, mean_y = x.mean(axis=(0, 1)), y.mean()
+  mean_x, mean_y = x.mean(axis=(0, 1), keepdims=True), y.mean()
   centred, residual = x - mean_x, y - mean_y
   gram = jnp.einsum("lnf,lng->fg", centred, centred)
   scale = jnp.sqrt(jnp.diagonal(gram))
@@ -90,7 +90,7 @@ def ols(
     tau=contrast @ theta,
     se=jnp.sqrt(factor * jnp.sum(scores**2)),
     theta=theta,
-    intercept=mean_y - mean_x @ theta,
+    intercept=mean_y - mean_x[0, 0] @ theta,
     condition=jnp.linalg.cond(correlation),
   )
 
@@ -105,7 +105,7 @@ def ols_weights(x: jax.Array, contrast: jax.Array) -> jax.Array:
     x: `[L, N, F]` features without the intercept.
     contrast: `[F]`.
   """
-  centred = x - x.mean(axis=(0, 1))
+  centred = x - x.mean(axis=(0, 1), keepdims=True)
   gram = jnp.einsum("lnf,lng->fg", centred, centred)
   return centred @ jnp.linalg.solve(gram, contrast)
 
@@ -128,7 +128,7 @@ def moment(
     tau.
   """
   _check_rows(x, y)
-  pooled = mean_x.mean(axis=(0, 1))
+  pooled = mean_x.mean(axis=(0, 1), keepdims=True)
   cross = jnp.einsum("lnf,ln->f", x - pooled, y) / y.size
   return contrast @ jnp.linalg.solve(gram, cross)
 

@@ -63,7 +63,7 @@ def pool(moments: StageMoments, stages: jax.Array) -> tuple[jax.Array, jax.Array
     `[F, F]` covariance of the features and `[F]` covariance of features and outcome.
   """
   share = stages / stages.sum()
-  x = moments.mean_x - share @ moments.mean_x
+  x = moments.mean_x - (share @ moments.mean_x)[None, :]
   y = moments.mean_y - share @ moments.mean_y
   gram = jnp.einsum("l,lfg->fg", share, moments.cov_xx + x[:, :, None] * x[:, None, :])
   cross = jnp.einsum("l,lf->f", share, moments.cov_xy + x * y[:, None])

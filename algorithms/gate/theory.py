@@ -168,7 +168,7 @@ def known_gram(operators: Sequence[Graph], design: RolloutDesign) -> tuple[jax.A
   ones = jnp.ones(design.cluster.shape[0], gram.dtype)
   totals = jnp.stack([graph_lib.apply(op, ones) for op in stacked], axis=-1)
   mean_x = design.shares[:, None, None] * totals[None, :, :]
-  centred = mean_x - mean_x.mean(axis=(0, 1))
+  centred = mean_x - mean_x.mean(axis=(0, 1), keepdims=True)
   spread = jnp.einsum("lnf,lng->fg", centred, centred) / (mean_x.shape[0] * mean_x.shape[1])
   within = jnp.mean(design.shares * (1 - design.shares))
   return within * gram + spread, mean_x
@@ -230,7 +230,7 @@ def moment_statistics(
   level = by_cluster(weigh_transposed(model.intercept))
   slope = by_cluster(weigh_transposed(graph_lib.apply(effects, ones)))
   spread = by_cluster(graph_lib.apply_transpose(effects, ones))
-  linear = level + design.shares[:, None] * slope[None, :] + shift[:, None] * spread[None, :]
+  linear = level[None, :] + design.shares[:, None] * slope[None, :] + shift[:, None] * spread[None, :]
   own = jax.ops.segment_sum(
     (pairs.values[:, :-1] @ alpha) * pairs.values[:, -1], pairs.clusters, clusters
   )

@@ -118,10 +118,11 @@ def apply_transpose(graph: Graph, x: jax.Array, axis_name: str | None = None) ->
   return out if axis_name is None else jax.lax.psum(out, axis_name)
 
 
-def degree(graph: Graph) -> jax.Array:
-  """`[N]` float, the number of entries of each row that are not 0."""
+def degree(graph: Graph, axis_name: str | None = None) -> jax.Array:
+  """`[N]` float, the number of entries of each row that are not 0; `axis_name` as in `apply`."""
   present = (graph.weights != 0).astype(graph.weights.dtype)
-  return jax.ops.segment_sum(present, graph.receivers, graph.num_nodes, indices_are_sorted=True)
+  out = jax.ops.segment_sum(present, graph.receivers, graph.num_nodes, indices_are_sorted=True)
+  return out if axis_name is None else jax.lax.psum(out, axis_name)
 
 
 def compose(first: Graph, second: Graph, *, zero_diagonal: bool = False) -> Graph:
@@ -129,7 +130,15 @@ def compose(first: Graph, second: Graph, *, zero_diagonal: bool = False) -> Grap
 
   The square of a row mean reaches nodes two hops away; its number of entries grows with the sum of
   the squared degrees.
+
+  Raises:
+    ValueError: operators on different numbers of nodes.
   """
+  if first.num_nodes != second.num_nodes:
+    raise ValueError(
+      f"first has {first.num_nodes} nodes and second {second.num_nodes}; expected operators on the "
+      "same nodes"
+    )
   product = (to_sparse(first) @ to_sparse(second)).tocoo()
   rows, columns, values = product.row, product.col, product.data
   if zero_diagonal:
@@ -150,20 +159,23 @@ def to_sparse(graph: Graph) -> Any:
 def pad(graph: Graph, num_edges: int) -> Graph:
   """The same operator with edges of weight 0 at the end: one shape for several graphs or devices.
 
+  The graph may have a stage axis.
+
   Raises:
     ValueError: the graph has more edges than `num_edges`.
   """
-  missing = num_edges - graph.weights.shape[0]
+  missing = num_edges - graph.weights.shape[-1]
   if missing < 0:
     raise ValueError(
-      f"num_edges = {num_edges} is less than the graph's {graph.weights.shape[0]} edges; give the "
+      f"num_edges = {num_edges} is less than the graph's {graph.weights.shape[-1]} edges; give the "
       "largest number of edges of all graphs"
     )
   last = graph.num_nodes - 1
+  widths = [(0, 0)] * (graph.weights.ndim - 1) + [(0, missing)]
   return Graph(
-    jnp.pad(graph.senders, (0, missing), constant_values=last),
-    jnp.pad(graph.receivers, (0, missing), constant_values=last),
-    jnp.pad(graph.weights, (0, missing)),
+    jnp.pad(graph.senders, widths, constant_values=last),
+    jnp.pad(graph.receivers, widths, constant_values=last),
+    jnp.pad(graph.weights, widths),
     graph.num_nodes,
   )
 
@@ -182,7 +194,8 @@ def chebyshev_basis(
   it can be computed once.
 
   Args:
-    graph: row mean over an undirected graph without weights.
+    graph: row mean over an undirected graph without weights. (Of a directed one D counts incoming
+      edges, 1 at least, as in the library of the authors.)
     x: `[N, D]`.
     order: number of polynomials, K.
     lambda_max: largest eigenvalue of L, or a bound of it.
@@ -192,18 +205,16 @@ def chebyshev_basis(
     `[N, K * D]`.
 
   Raises:
-    ValueError: an order below 1.
+    ValueError: an order below 1, or an `x` that is not a row a node.
   """
   if order < 1:
     raise ValueError(f"order = {order}; expected 1 (a dense layer) or more")
-  count = degree(graph)
-  if axis_name is not None:
-    count = jax.lax.psum(count, axis_name)
-  root = jnp.sqrt(count).astype(x.dtype)[:, None]
-  inverse = jnp.where(root > 0, 1 / jnp.maximum(root, 1), 0)
+  _check_rows(graph, x)
+  # A node without neighbours has an empty row, so that any positive degree gives it 0.
+  root = jnp.sqrt(jnp.maximum(degree(graph, axis_name), 1)).astype(x.dtype)[:, None]
 
   def scaled_laplacian(values: jax.Array) -> jax.Array:
-    neighbours = root * apply(graph, inverse * values, axis_name)
+    neighbours = root * apply(graph, values / root, axis_name)
     return (2 / lambda_max - 1) * values - (2 / lambda_max) * neighbours
 
   terms = [x]
@@ -215,8 +226,17 @@ def chebyshev_basis(
 
 
 def mean_basis(graph: Graph, x: jax.Array, axis_name: str | None = None) -> jax.Array:
-  """`[N, 2 D]`: `x [N, D]` and its mean over neighbours."""
+  """`[N, 2 D]`: `x [N, D]` and its mean over neighbours; ValueError when N is not the graph's."""
+  _check_rows(graph, x)
   return jnp.concatenate([x, apply(graph, x, axis_name)], axis=-1)
+
+
+def _check_rows(graph: Graph, x: jax.Array) -> None:
+  # Indexing with the number of a node beyond the last row would give the last row, not an error.
+  if x.ndim != 2 or x.shape[0] != graph.num_nodes:
+    raise ValueError(
+      f"x has shape {x.shape}; expected [{graph.num_nodes}, D], a row for each node of the graph"
+    )
 
 
 class ChebConv(nn.Module):

@@ -63,13 +63,16 @@ from algorithms.gate.outcomes import (
   true_gate,
 )
 from algorithms.gate.theory import (
+  BiasMoments,
   BiasReport,
   DesignReport,
   bias_bound,
+  bias_moments,
   bias_theory,
   check_operator,
   design_report,
   known_gram,
+  merged_bias,
   moment_statistics,
 )
 
@@ -77,6 +80,7 @@ __all__ = [
   "FEATURES",
   "OUTCOMES",
   "RANDOMISATIONS",
+  "BiasMoments",
   "BiasReport",
   "DesignReport",
   "GNNConfig",
@@ -87,6 +91,7 @@ __all__ = [
   "StageMoments",
   "as_linear",
   "bias_bound",
+  "bias_moments",
   "bias_theory",
   "check_features",
   "check_mergeable",
@@ -105,6 +110,7 @@ __all__ = [
   "known_gram",
   "make_design",
   "mean_outcome",
+  "merged_bias",
   "moment",
   "moment_statistics",
   "ols",

@@ -135,9 +135,7 @@ def as_linear(config: OutcomeConfig, graph: Graph, second_hop: Graph) -> LinearI
   )
 
 
-def draw_dynamic_graphs(
-  key: jax.Array, graph: Graph, num_stages: int, added: int = 5
-) -> tuple[Graph, jax.Array]:
+def draw_dynamic_graphs(key: jax.Array, graph: Graph, num_stages: int, added: int = 5) -> Graph:
   """Graphs of a network that grows while the ramp-up runs.
 
   Before every stage each node in the upper half by degree of the starting graph draws `added`
@@ -152,14 +150,15 @@ def draw_dynamic_graphs(
     added: draws of each node and stage.
 
   Returns:
-    Row means with a leading stage axis, all with the same number of edges, and their degrees
-    `[L, N]`.
+    Row means with a leading stage axis, all with the same number of edges.
   """
   n = graph.num_nodes
   degree = graph_lib.degree(graph)
   grows = jnp.argsort(-degree)[: n // 2]
-  chance = jnp.log(degree)
-  drawn = jax.random.categorical(key, chance, shape=(num_stages, n // 2, added))
+  # Inverse of the distribution function: a categorical draw would make N numbers for each edge.
+  heap = jnp.cumsum(degree)
+  drawn = jax.random.uniform(key, (num_stages, n // 2, added), heap.dtype) * heap[-1]
+  drawn = jnp.minimum(jnp.searchsorted(heap, drawn, side="right"), n - 1)
   born = jnp.broadcast_to(jnp.arange(num_stages)[:, None, None], drawn.shape).reshape(-1)
   a = jnp.broadcast_to(grows[None, :, None], drawn.shape).reshape(-1).astype(jnp.int32)
   b = drawn.reshape(-1).astype(jnp.int32)
@@ -172,10 +171,10 @@ def draw_dynamic_graphs(
   repeated = (senders[1:] == senders[:-1]) & (receivers[1:] == receivers[:-1])
   fresh = jnp.concatenate([jnp.ones(1, bool), ~repeated]) & (senders != receivers)
 
-  def at(stage: jax.Array) -> tuple[Graph, jax.Array]:
+  def at(stage: jax.Array) -> Graph:
     present = (fresh & (births <= stage)).astype(graph.weights.dtype)
     count = jax.ops.segment_sum(present, receivers, n, indices_are_sorted=True)
     weights = present / jnp.maximum(count, 1)[receivers]
-    return Graph(senders, receivers, weights, n), count
+    return Graph(senders, receivers, weights, n)
 
   return jax.vmap(at)(jnp.arange(num_stages))

@@ -121,6 +121,64 @@ def design_report(operators: Sequence[Graph], design: RolloutDesign) -> DesignRe
   return _report(gram, design)
 
 
+@struct.dataclass
+class BiasMoments:
+  """What the bias needs of graph, interference and randomisation units; shares do not enter.
+
+  Attributes:
+    gram: M, `[F, F]`.
+    cross: m, `[F]`.
+    mean_gram: `1' P S Q' 1 / N^2`, `[F, F]`, of the features' means over units.
+    mean_cross: `1' P S B' 1 / N^2`, `[F]`.
+    tau: the GATE.
+    noise_variance: of one outcome, over N.
+  """
+
+  gram: jax.Array
+  cross: jax.Array
+  mean_gram: jax.Array
+  mean_cross: jax.Array
+  tau: jax.Array
+  noise_variance: jax.Array
+
+
+def bias_moments(
+  operators: Sequence[Graph], model: LinearInterference, design: RolloutDesign
+) -> BiasMoments:
+  """The moments from which `merged_bias` has the bias of any stages; arguments as `bias_theory`."""
+  joint, joint_mean = _design_moments([*_stack(operators, design), _effects(model)], design)
+  return BiasMoments(
+    gram=joint[:-1, :-1],
+    cross=joint[:-1, -1],
+    mean_gram=joint_mean[:-1, :-1],
+    mean_cross=joint_mean[:-1, -1],
+    tau=total_effect(model),
+    noise_variance=model.noise_sd**2 / design.cluster.shape[0],
+  )
+
+
+def merged_bias(moments: BiasMoments, design: RolloutDesign) -> BiasReport:
+  """Bias of the merged stages of a design, given the moments of its graph."""
+  report = _report(moments.gram, design)
+  delta = jnp.ones(moments.cross.shape, moments.cross.dtype)
+  single = delta @ jnp.linalg.solve(moments.gram, moments.cross) - moments.tau
+  centre = _mean_variance(design)
+  gram = report.within * moments.gram + report.between * jnp.outer(delta, delta)
+  cross = report.within * moments.cross + report.between * moments.tau * delta
+  finite = delta @ jnp.linalg.solve(
+    gram - centre * moments.mean_gram, cross - centre * moments.mean_cross
+  )
+  noise = moments.noise_variance / design.shares.shape[0]
+  return BiasReport(
+    tau=moments.tau,
+    single=single,
+    merged=single / report.shrinkage,
+    finite=finite - moments.tau,
+    noise_variance=noise * (delta @ jnp.linalg.solve(gram, delta)),
+    design=report,
+  )
+
+
 def bias_theory(
   operators: Sequence[Graph], model: LinearInterference, design: RolloutDesign
 ) -> BiasReport:
@@ -132,27 +190,7 @@ def bias_theory(
     model: the interference.
     design: the stages that are merged.
   """
-  joint, joint_mean = _design_moments([*_stack(operators, design), _effects(model)], design)
-  gram, cross = joint[:-1, :-1], joint[:-1, -1]
-  report = _report(gram, design)
-  tau = total_effect(model)
-  delta = jnp.ones(gram.shape[0], gram.dtype)
-  single = delta @ jnp.linalg.solve(gram, cross) - tau
-  centre = _mean_variance(design)
-  pooled_gram = report.within * gram + report.between * jnp.outer(delta, delta)
-  pooled_cross = report.within * cross + report.between * tau * delta
-  finite = delta @ jnp.linalg.solve(
-    pooled_gram - centre * joint_mean[:-1, :-1], pooled_cross - centre * joint_mean[:-1, -1]
-  )
-  rows = design.cluster.shape[0] * design.shares.shape[0]
-  return BiasReport(
-    tau=tau,
-    single=single,
-    merged=single / report.shrinkage,
-    finite=finite - tau,
-    noise_variance=model.noise_sd**2 / rows * (delta @ jnp.linalg.solve(pooled_gram, delta)),
-    design=report,
-  )
+  return merged_bias(bias_moments(operators, model, design), design)
 
 
 def known_gram(operators: Sequence[Graph], design: RolloutDesign) -> tuple[jax.Array, jax.Array]:
@@ -230,7 +268,9 @@ def moment_statistics(
   level = by_cluster(weigh_transposed(model.intercept))
   slope = by_cluster(weigh_transposed(graph_lib.apply(effects, ones)))
   spread = by_cluster(graph_lib.apply_transpose(effects, ones))
-  linear = level[None, :] + design.shares[:, None] * slope[None, :] + shift[:, None] * spread[None, :]
+  linear = (
+    level[None, :] + design.shares[:, None] * slope[None, :] + shift[:, None] * spread[None, :]
+  )
   own = jax.ops.segment_sum(
     (pairs.values[:, :-1] @ alpha) * pairs.values[:, -1], pairs.clusters, clusters
   )

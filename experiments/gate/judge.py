@@ -66,7 +66,7 @@ class Table:
 
 
 def largest(table: Table) -> tuple[str, str, str, str]:
-  """Names of the merges that most claims are about: all, last two, last one, and 0 with the last."""
+  """Merges that most claims are about: all, the last two, the last, and 0 with the last."""
   shares = table.plans["ramp"].shares
   return f"last {len(shares) - 1}", "last 2", "last 1", f"0 + {shares[-1]:g}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import jax
 import ml_collections
@@ -12,7 +11,7 @@ import numpy as np
 from algorithms import gate
 from experiments.gate import analysis, figures, judge, networks, social_insure, study
 from experiments.gate.judge import Table
-from experiments.gate.study import LEVELS, Network
+from experiments.gate.study import LEVELS
 from launch.run import Run
 
 
@@ -43,13 +42,13 @@ def ramp_up(config: ml_collections.ConfigDict, run: Run) -> None:
       cells |= study.run_cell(run, network, level, plan)
     cells |= study.run_gnn(run, network, level, plans["ramp"])
   table = Table(plans, truth, cells)
-  theory = study.theory(config, network, plans["ramp"], judge.theory_merges(table))
+  theory = study.theory(run, network, plans["ramp"], judge.theory_merges(table))
   coverage = {level: study.run_coverage(run, network, level, plans["ramp"]) for level in LEVELS}
 
   judge.record(run, table)
   judge.mean_rows(run, theory, table)
   judge.claims(run, table, theory, coverage, network.name)
-  _diagnose(config, run, network, plans["ramp"])
+  analysis.diagnose(run, network, plans["ramp"])
   figures.draw_study(run, table, theory, coverage)
   design = network.design(config, "cluster", plans["ramp"])
   z = gate.draw_rollout(run.key("network figure"), design)

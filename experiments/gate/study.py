@@ -7,6 +7,7 @@ on it. Replications are spread over the mesh axis "data"; a chunk of them is one
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,11 +21,10 @@ from jax.sharding import PartitionSpec as P
 from algorithms import gate
 from launch.run import Run
 from models import graph as graph_lib
-from models.graph import Graph
+from models.graph import Graph, build_gnn
 
 LEVELS = ("unit", "cluster")
-# Estimators of the study; "dim" is the regression on the own treatment alone.
-ESTIMATORS = ("dim", "ht", "moment", "ols", "quadratic", "polynomial")
+CHUNK = 40  # replications that a killed run loses at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,3 +91,323 @@ class Network:
       randomisation=config.randomisation,
       nested=plan.nested,
     )
+
+  @property
+  def num_clusters(self) -> int:
+    return int(self.cluster.max()) + 1
+
+
+def outcome(config: ml_collections.ConfigDict, kind: str) -> gate.OutcomeConfig:
+  c = config.outcome
+  return gate.OutcomeConfig(kind, c.intercept, c.direct, c.spillover, c.second_hop, c.noise)
+
+
+def true_effects(config: ml_collections.ConfigDict, network: Network) -> dict[str, float]:
+  """GATE of each outcome of the config; growth of a dynamic graph does not move it."""
+  return {
+    kind: float(gate.true_gate(outcome(config, kind), network.graph))
+    for kind in config.outcome.names
+  }
+
+
+Cells = dict[tuple[str, str, str, str, str], np.ndarray]
+
+
+def run_cell(run: Run, network: Network, level: str, plan: Plan) -> Cells:
+  """`[R]` estimates of every outcome, merge and cheap estimator, over R replications."""
+  config = run.config
+  kinds = list(config.outcome.names) if plan.name == "ramp" else ["two_hop"]
+  fixed, dynamic = [k for k in kinds if k != "dynamic"], [k for k in kinds if k == "dynamic"]
+  design = network.design(config, level, plan)
+  cells: Cells = {}
+  for group, is_dynamic in ((fixed, False), (dynamic, True)):
+    if not group:
+      continue
+    models = [outcome(config, kind) for kind in group]
+    replicate = _replicate(network.graph, design, plan, models, is_dynamic)
+    name = f"{level}, {plan.name}{', dynamic' if is_dynamic else ''}"
+    found = monte_carlo(
+      run, name, replicate, (network.graph, design), config.replications, config.batch
+    )
+    for estimator, values in found.items():
+      for i, kind in enumerate(group):
+        for j, merge in enumerate(plan.merges):
+          if np.all(np.isfinite(values[:, i, j])):
+            cells[kind, level, plan.name, merge.name, estimator] = values[:, i, j]
+  return cells
+
+
+def _replicate(
+  graph: Graph,
+  design: gate.RolloutDesign,
+  plan: Plan,
+  models: Sequence[gate.OutcomeConfig],
+  dynamic: bool,
+) -> Callable[[Any, jax.Array], dict[str, jax.Array]]:
+  """One replication: graph, design and a key to `[outcomes, merges]` of each estimator."""
+  nodes = graph.num_nodes
+  stages = jnp.asarray(
+    [[float(s in m.stages) for s in range(len(plan.shares))] for m in plan.merges]
+  )
+  linear = gate.contrast("linear", (graph,), nodes)
+  quadratic = gate.contrast("quadratic", (graph,), nodes)
+  shares = [np.asarray(plan.shares_of(m)) for m in plan.merges]
+  polynomial = np.zeros(stages.shape)
+  for row, (merge, p) in enumerate(zip(plan.merges, shares, strict=True)):
+    distinct = p.size > 1 and np.unique(p).size == p.size
+    polynomial[row, list(merge.stages)] = gate.polynomial_weights(p) if distinct else np.nan
+  # A curve in the exposure needs three shares to be seen.
+  curved = jnp.asarray([1.0 if np.unique(p).size >= 3 else jnp.nan for p in shares])
+  grams = jnp.stack(
+    [gate.known_gram((graph,), design.replace(shares=jnp.asarray(p)))[0] for p in shares]
+  )
+
+  def replicate(given: Any, key: jax.Array) -> dict[str, jax.Array]:
+    graph, design = given
+    z_key, graph_key, *y_keys = jax.random.split(key, 2 + len(models))
+    z = gate.draw_rollout(z_key, design)
+    seen = graph
+    if dynamic:
+      seen = gate.draw_dynamic_graphs(graph_key, graph, len(plan.shares))
+    e = gate.exposures((seen,), z)
+    x_linear = gate.design_matrix("linear", z, e)
+    x_quadratic = gate.design_matrix("quadratic", z, e)
+    y = jnp.stack(
+      [
+        gate.simulate_outcome(k, m, graph, z, e[..., 0])
+        for k, m in zip(y_keys, models, strict=True)
+      ]
+    )
+
+    def merged(x: jax.Array, contrast: jax.Array) -> jax.Array:
+      moments = jax.vmap(gate.stage_moments, (None, 0))(x, y)
+      over_merges = jax.vmap(gate.ols_from_moments, (None, 0, None))
+      return jax.vmap(over_merges, (0, None, None))(moments, stages, contrast)
+
+    by_stage = jax.vmap(gate.stage_horvitz_thompson, (0, None, None))(y, z, design.shares)
+    drawn = jnp.isfinite(by_stage[:1]).astype(stages.dtype) * stages
+    return {
+      "dim": merged(x_linear[..., :1], linear[:1]),
+      "ols": merged(x_linear, linear),
+      "quadratic": merged(x_quadratic, quadratic) * curved[None, :],
+      "ht": jnp.nan_to_num(by_stage) @ drawn.T / drawn.sum(axis=1)[None, :],
+      "polynomial": y.mean(axis=2) @ jnp.asarray(polynomial).T,
+      "moment": _moments_known(x_linear, y, stages, design.shares, grams, linear),
+    }
+
+  return replicate
+
+
+def _moments_known(
+  x: jax.Array,
+  y: jax.Array,
+  stages: jax.Array,
+  shares: jax.Array,
+  grams: jax.Array,
+  contrast: jax.Array,
+) -> jax.Array:
+  """The known-Gram moment estimator of every outcome and merge, `[outcomes, merges]`.
+
+  Every unit's expected features are its stage's share, so the sum over rows needs two moments.
+  """
+  mean_x, mean_y = x.mean(axis=1), y.mean(axis=2)
+  cross = jnp.einsum("lnf,oln->olf", x, y) / x.shape[1]
+
+  def one(weights: jax.Array, gram: jax.Array) -> jax.Array:
+    part = weights / weights.sum()
+    centre = part @ shares
+    total = jnp.einsum("l,olf->of", part, cross - centre * mean_y[:, :, None])
+    return jnp.linalg.solve(gram, total.T).T @ contrast
+
+  del mean_x
+  return jax.vmap(one, out_axes=1)(stages, grams)
+
+
+def monte_carlo(
+  run: Run,
+  name: str,
+  replicate: Callable[[Any, jax.Array], Any],
+  given: Any,
+  replications: int,
+  batch: int,
+) -> dict[str, np.ndarray]:
+  """`[R, ...]` of every leaf of `replicate(given, key)`, a chunk of keys a unit of the run.
+
+  Keys are spread over the mesh axis "data"; each device maps over its own, `batch` at a time.
+  """
+  keys = jax.random.split(run.key(f"replications/{name}"), replications)
+  mapped = spread(replicate, batch, run.mesh)
+  shape = -(-min(CHUNK, replications) // run.mesh.shape["data"]) * run.mesh.shape["data"]
+
+  def compute(some: jax.Array) -> dict[str, np.ndarray]:
+    # The devices get equal parts, and all chunks have one compiled shape.
+    filled = jnp.concatenate([some, jnp.broadcast_to(some[:1], (shape - len(some),))])
+    found = jax.tree.map(_everywhere, mapped(given, filled))
+    return jax.tree.map(lambda values: values[: len(some)], found)
+
+  parts = [
+    run.unit(f"{name}, from {start}", functools.partial(compute, keys[start : start + CHUNK]))
+    for start in run.progress(range(0, replications, CHUNK), name)
+  ]
+  return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def spread(
+  replicate: Callable[[Any, jax.Array], Any], batch: int, mesh: Mesh
+) -> Callable[[Any, jax.Array], Any]:
+  """`replicate` over many keys, each device of the axis "data" with its part of them."""
+
+  def mapped(given: Any, keys: jax.Array) -> Any:
+    return jax.lax.map(lambda key: replicate(given, key), keys, batch_size=batch)
+
+  return jax.jit(jax.shard_map(mapped, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data")))
+
+
+def _everywhere(value: jax.Array) -> np.ndarray:
+  if jax.process_count() > 1:
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(value, tiled=True))
+  return np.asarray(value)
+
+
+def run_gnn(run: Run, network: Network, level: str, plan: Plan) -> Cells:
+  """`[R]` estimates of the graph network, for the outcomes and merges of the config."""
+  config = run.config
+  merges = [plan.merges[plan.index(f"last {k}")] for k in config.gnn.merged]
+  cells: Cells = {}
+  for kind in config.gnn.outcomes:
+    replicate = gnn_replicate(config, run.key("network"), len(plan.shares), merges, kind)
+    found = monte_carlo(
+      run,
+      f"{level}, network, {kind}",
+      replicate,
+      (network.graph, network.design(config, level, plan)),
+      config.gnn.replications,
+      config.gnn.batch,
+    )
+    for j, merge in enumerate(merges):
+      cells[kind, level, plan.name, merge.name, "gnn"] = found["gnn"][:, j]
+  return cells
+
+
+def gnn_replicate(
+  config: ml_collections.ConfigDict,
+  network_key: jax.Array,
+  num_stages: int,
+  merges: Sequence[Merge],
+  kind: str,
+) -> Callable[[Any, jax.Array], dict[str, jax.Array]]:
+  """One replication of the network: graph, design and a key to `[merges]`, trained in float32."""
+  c = config.gnn
+  init, basis, apply_fn = build_gnn(c.kind, c.hidden, c.rectify_output)
+  params = jax.tree.map(lambda w: w.astype(jnp.float32), init(network_key, 2))
+  training = gate.GNNConfig(c.learning_rate, c.epochs)
+  model = outcome(config, kind)
+
+  def inputs(graph: Graph, z: jax.Array) -> jax.Array:
+    degree = graph_lib.degree(graph)
+    if c.normalise_degree:
+      degree = (degree - degree.mean()) / jnp.maximum(degree.std(), 1e-6)
+    return basis(graph, jnp.stack([z, degree], axis=-1)).astype(jnp.float32)
+
+  def replicate(given: Any, key: jax.Array) -> dict[str, jax.Array]:
+    graph, design = given
+    z_key, graph_key, y_key = jax.random.split(key, 3)
+    z = gate.draw_rollout(z_key, design)
+    if kind == "dynamic":
+      graphs = gate.draw_dynamic_graphs(graph_key, graph, num_stages)
+      e = gate.exposures((graphs,), z)[..., 0]
+      x = jax.vmap(inputs)(graphs, z)
+      last = jax.tree.map(lambda leaf: leaf[-1], graphs)
+    else:
+      e = gate.exposures((graph,), z)[..., 0]
+      x = jax.vmap(inputs, (None, 0))(graph, z)
+      last = graph
+    y = gate.simulate_outcome(y_key, model, graph, z, e).astype(jnp.float32)
+    ones = jnp.ones(graph.num_nodes, z.dtype)
+    ends = inputs(last, ones), inputs(last, jnp.zeros_like(ones))
+    found = []
+    for merge in merges:
+      at = jnp.asarray(merge.stages)
+      found.append(gate.gnn_gate(params, apply_fn, x[at], y[at], *ends, training)[0])
+    return {"gnn": jnp.stack(found)}
+
+  return replicate
+
+
+def run_coverage(run: Run, network: Network, level: str, plan: Plan) -> dict[str, Any]:
+  """How often the 95% interval of `ols` covers the estimator's mean, and the GATE (two_hop)."""
+  config = run.config
+  merges = [m for m in plan.merges if m.name.startswith("last")]
+  design = network.design(config, level, plan)
+  model = outcome(config, "two_hop")
+  linear = gate.contrast("linear", (network.graph,), network.graph.num_nodes)
+
+  def replicate(given: Any, key: jax.Array) -> dict[str, jax.Array]:
+    graph, design = given
+    z_key, y_key = jax.random.split(key)
+    z = gate.draw_rollout(z_key, design)
+    e = gate.exposures((graph,), z)
+    y = gate.simulate_outcome(y_key, model, graph, z, e[..., 0])
+    x = gate.design_matrix("linear", z, e)
+    found = []
+    for merge in merges:
+      at = jnp.asarray(merge.stages)
+      found.append(gate.ols(x[at], y[at], linear, design.cluster, design.num_clusters))
+    return {
+      "tau": jnp.stack([f.tau for f in found]),
+      "low": jnp.stack([gate.interval(f, design.num_clusters)[0] for f in found]),
+      "high": jnp.stack([gate.interval(f, design.num_clusters)[1] for f in found]),
+    }
+
+  name = f"{level}, coverage"
+  given = (network.graph, design)
+  found = monte_carlo(run, name, replicate, given, config.coverage_replications, config.batch)
+  truth = float(gate.true_gate(model, network.graph))
+
+  def covers(value: np.ndarray) -> list[float]:
+    return np.mean((found["low"] <= value) & (value <= found["high"]), axis=0).tolist()
+
+  return {
+    "merges": [merge.name for merge in merges],
+    "covered": covers(found["tau"].mean(axis=0)),
+    "covers_gate": covers(np.full(len(merges), truth)),
+    "replications": config.coverage_replications,
+    "num_clusters": design.num_clusters,
+  }
+
+
+def theory(
+  run: Run, network: Network, plan: Plan, merges: Sequence[str]
+) -> dict[tuple[str, str, str], dict[str, float]]:
+  """The bias formula for the two_hop outcome, by (level, estimator, merge)."""
+  config = run.config
+  model = gate.as_linear(outcome(config, "two_hop"), network.graph, network.second_hop)
+  moments = jax.jit(gate.bias_moments)
+  found = {}
+  for level in LEVELS:
+    design = network.design(config, level, plan)
+    for estimator, operators in (("dim", ()), ("ols", (network.graph,))):
+
+      def compute(operators: tuple[Graph, ...] = operators, design: Any = design) -> Any:
+        of_graph = moments(operators, model, design)
+        shares = [plan.shares_of(plan.merges[plan.index(m)]) for m in merges]
+        return [
+          _numbers(gate.merged_bias(of_graph, design.replace(shares=jnp.asarray(p))))
+          for p in shares
+        ]
+
+      of_merges = run.unit(f"theory, {level}, {estimator}", compute)
+      found |= {(level, estimator, m): f for m, f in zip(merges, of_merges, strict=True)}
+  return found
+
+
+def _numbers(report: gate.BiasReport) -> dict[str, float]:
+  return {
+    "single": float(report.single),
+    "merged": float(report.merged),
+    "finite": float(report.finite),
+    "h": float(report.design.leverage),
+    "shrinkage": float(report.design.shrinkage),
+  }

@@ -16,7 +16,8 @@ and `v_w m + v_b tau delta`. Hence, by Sherman and Morrison,
 
 The paper states that merging reduces the bias; these formulas are derived here, for any linear
 features, and hold exactly for the moment estimator and for least squares as the number of units
-grows. `finite` is the correction of least squares for the pooled mean, which few clusters need.
+grows. `finite` is the correction of least squares for the pooled mean, which few clusters need: the
+same formulas with M and m less the covariances of the means over all rows, relative to v_w.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class DesignReport:
   Attributes:
     within: v_w, mean of `p (1 - p)` over the stages.
     between: v_b, variance of the shares over the stages.
+    ratio: rho; infinite where every stage treats everybody or nobody, which leaves no bias, and NaN
+      where all stages are one of the two, which shows no effect.
     leverage: h; larger means that merging helps more.
     shrinkage: `1 + rho h`, by which merging divides the bias of a single stage.
     gram: M, `[F, F]`.
@@ -49,6 +52,7 @@ class DesignReport:
 
   within: jax.Array
   between: jax.Array
+  ratio: jax.Array
   leverage: jax.Array
   shrinkage: jax.Array
   gram: jax.Array
@@ -95,16 +99,17 @@ def check_operator(graph: Graph) -> None:
   """Refuses an exposure operator whose rows do not sum to 1, on the host.
 
   Raises:
-    ValueError: naming the first such row.
+    ValueError: naming the first such row; or an operator with a stage axis.
   """
+  _check_nodes("operator", graph, graph.num_nodes)
   total = np.bincount(
     np.asarray(graph.receivers), np.asarray(graph.weights, np.float64), minlength=graph.num_nodes
   )
   bad = np.flatnonzero(np.abs(total - 1) > 1e-6)
   if bad.size:
     raise ValueError(
-      f"row {bad[0]} of an exposure operator sums to {total[bad[0]]:.6g}, as do {bad.size - 1} "
-      "others not to 1; the bias formula needs means over neighbours. Drop nodes without "
+      f"row {bad[0]} of an exposure operator sums to {total[bad[0]]:.6g} ({bad.size} such rows); "
+      "expected 1, as of a mean over neighbours. Normalise the rows; drop nodes without "
       "neighbours, or use the moment estimator with known_gram, which knows each unit's mean"
     )
 
@@ -116,6 +121,10 @@ def design_report(operators: Sequence[Graph], design: RolloutDesign) -> DesignRe
     operators: exposures beside the own treatment, row-stochastic (see `check_operator`); `()` is
       difference in means.
     design: the stages that are merged.
+
+  Raises:
+    ValueError: graph and design of different sizes, an operator a stage, or complete randomisation
+      of a single cluster. So do the other functions here.
   """
   gram, _ = _design_moments(_stack(operators, design), design)
   return _report(gram, design)
@@ -146,7 +155,7 @@ def bias_moments(
   operators: Sequence[Graph], model: LinearInterference, design: RolloutDesign
 ) -> BiasMoments:
   """The moments from which `merged_bias` has the bias of any stages; arguments as `bias_theory`."""
-  joint, joint_mean = _design_moments([*_stack(operators, design), _effects(model)], design)
+  joint, joint_mean = _design_moments([*_stack(operators, design), _effects(model, design)], design)
   return BiasMoments(
     gram=joint[:-1, :-1],
     cross=joint[:-1, -1],
@@ -160,21 +169,25 @@ def bias_moments(
 def merged_bias(moments: BiasMoments, design: RolloutDesign) -> BiasReport:
   """Bias of the merged stages of a design, given the moments of its graph."""
   report = _report(moments.gram, design)
-  delta = jnp.ones(moments.cross.shape, moments.cross.dtype)
-  single = delta @ jnp.linalg.solve(moments.gram, moments.cross) - moments.tau
-  centre = _mean_variance(design)
-  gram = report.within * moments.gram + report.between * jnp.outer(delta, delta)
-  cross = report.within * moments.cross + report.between * moments.tau * delta
-  finite = delta @ jnp.linalg.solve(
-    gram - centre * moments.mean_gram, cross - centre * moments.mean_cross
+
+  def of_one_stage(gram: jax.Array, cross: jax.Array) -> tuple[jax.Array, jax.Array]:
+    delta = jnp.ones(cross.shape, cross.dtype)
+    alpha = jnp.linalg.solve(gram, delta)
+    return alpha @ cross - moments.tau, alpha.sum()
+
+  single, _ = of_one_stage(moments.gram, moments.cross)
+  # By Sherman and Morrison the pooled mean takes its part of M and m only: no v_b appears in it.
+  centre = _mean_variance(design) / jnp.where(report.within > 0, report.within, 1)
+  centred, leverage = of_one_stage(
+    moments.gram - centre * moments.mean_gram, moments.cross - centre * moments.mean_cross
   )
   noise = moments.noise_variance / design.shares.shape[0]
   return BiasReport(
     tau=moments.tau,
     single=single,
     merged=single / report.shrinkage,
-    finite=finite - moments.tau,
-    noise_variance=noise * (delta @ jnp.linalg.solve(gram, delta)),
+    finite=centred / (1 + report.ratio * leverage),
+    noise_variance=noise * report.leverage / _pooled(report),
     design=report,
   )
 
@@ -231,25 +244,29 @@ def moment_statistics(
     design: the merged stages, of Bernoulli randomisation.
     block: clusters at a time in the K x K sums; memory is O((E + N + K) block).
 
+  Returns:
+    The mean of the estimator, which is the GATE and the merged bias, and its variance.
+
   Raises:
-    ValueError: complete randomisation.
+    ValueError: complete randomisation, or a block below 1.
   """
   if design.randomisation != "bernoulli":
     raise ValueError(
       f"randomisation = {design.randomisation!r}; the exact variance is for 'bernoulli'. For "
       "complete randomisation draw roll-outs and take their variance"
     )
-  stacked, effects = _stack(operators, design), _effects(model)
+  if block < 1:
+    raise ValueError(f"block = {block}; expected 1 or more clusters at a time, such as 64")
+  stacked, effects = _stack(operators, design), _effects(model, design)
   nodes, clusters = design.cluster.shape[0], design.num_clusters
   stages = design.shares.shape[0]
-  pairs = _pairs([*stacked, effects], design.cluster, clusters)
+  pairs = _pairs([*stacked, effects], design.cluster)
   joint = jnp.einsum("ef,eg->fg", pairs.values, pairs.values) / nodes
   report = _report(joint[:-1, :-1], design)
-  delta = jnp.ones(len(stacked), joint.dtype)
-  pooled = report.within * report.gram + report.between * jnp.outer(delta, delta)
-  alpha = jnp.linalg.solve(pooled, delta)
+  # G^-1 delta, which is finite for v_w = 0 too, where G alone cannot be inverted.
+  alpha = jnp.linalg.solve(report.gram, jnp.ones(len(stacked), joint.dtype)) / _pooled(report)
   tau = total_effect(model)
-  mean = alpha @ (report.within * joint[:-1, -1] + report.between * tau * delta)
+  mean = report.within * (alpha @ joint[:-1, -1]) + report.between * tau * alpha.sum()
 
   ones = jnp.ones(nodes, joint.dtype)
 
@@ -301,7 +318,7 @@ def moment_statistics(
   noise = model.noise_sd**2 * jnp.sum(
     nodes * shift**2 + variances * nodes * (alpha @ report.gram @ alpha)
   )
-  return mean, (jnp.sum(per_pair) + noise) / (nodes * stages) ** 2
+  return mean, (jnp.sum(per_pair) + noise) / float(nodes * stages) ** 2
 
 
 def bias_bound(
@@ -332,7 +349,9 @@ def bias_bound(
   report = _report(gram, design)
   alpha = jnp.linalg.solve(gram, jnp.ones(len(stacked), gram.dtype))
   asked = [] if support is None else [support]
-  pairs = _pairs([*stacked, *asked], design.cluster, clusters)
+  for graph in asked:
+    _check_nodes("support", graph, nodes)
+  pairs = _pairs([*stacked, *asked], design.cluster)
   found = pairs.values[:, : len(stacked)] @ alpha
   outside = jnp.zeros((), found.dtype)
   if design.randomisation == "complete":
@@ -344,9 +363,11 @@ def bias_bound(
     at = jnp.minimum(pairs.rows, nodes - 1)
     # A unit alone in its cluster has nobody else there to be affected by.
     alone = (design.cluster[at] == pairs.clusters) & (size[pairs.clusters] == 1)
-    usable = (pairs.rows < nodes) & ~alone
-    rows = jax.ops.segment_max(jnp.where(usable, coefficient, 0), at, nodes)
-    rows = jnp.maximum(rows, jnp.abs(outside - 1))
+    present = pairs.rows < nodes
+    rows = jax.ops.segment_max(jnp.where(present & ~alone, coefficient, 0), at, nodes)
+    # A row that has a pair with every cluster leaves no unit outside.
+    seen = jax.ops.segment_sum(present.astype(jnp.int32), at, nodes)
+    rows = jnp.maximum(rows, jnp.where(seen < clusters, jnp.abs(outside - 1), 0))
   else:
     edges = support.weights.shape[0]
     used = (support.weights != 0) & (support.senders != support.receivers)
@@ -359,17 +380,39 @@ def _stack(operators: Sequence[Graph], design: RolloutDesign) -> list[Graph]:
   """The operators of all features: the own treatment first."""
   nodes = jnp.arange(design.cluster.shape[0], dtype=jnp.int32)
   dtype = operators[0].weights.dtype if operators else design.shares.dtype
-  for operator in operators:
-    if operator.weights.ndim != 1:
-      raise ValueError(
-        "an operator has a stage axis; the theory is for graphs that do not change. Take the "
-        "report of each stage's graph"
-      )
+  for i, operator in enumerate(operators):
+    _check_nodes(f"operators[{i}]", operator, nodes.shape[0])
+  if design.randomisation == "complete" and design.num_clusters < 2:
+    raise ValueError(
+      "num_clusters = 1 with complete randomisation, which treats all units or none whatever is "
+      "drawn; expected 2 or more clusters, or 'bernoulli'"
+    )
   return [Graph(nodes, nodes, jnp.ones(nodes.shape, dtype), nodes.shape[0]), *operators]
 
 
-def _effects(model: LinearInterference) -> Graph:
+def _check_nodes(name: str, graph: Graph, nodes: int) -> None:
+  if graph.weights.ndim != 1:
+    raise ValueError(
+      f"{name} has weights of shape {graph.weights.shape}, with a stage axis; the theory is for "
+      "graphs that do not change. Take the report of each stage's graph"
+    )
+  # Indexing beyond the last cluster would not fail, it would give the last one.
+  if graph.num_nodes != nodes:
+    raise ValueError(
+      f"{name} has {graph.num_nodes} nodes and the design {nodes}; expected one node numbering for "
+      "all: make the design with the graph's num_nodes"
+    )
+
+
+def _effects(model: LinearInterference, design: RolloutDesign) -> Graph:
   """B as an operator."""
+  nodes = design.cluster.shape[0]
+  _check_nodes("model.spillover", model.spillover, nodes)
+  for name, values in (("intercept", model.intercept), ("direct", model.direct)):
+    if values.shape != (nodes,):
+      raise ValueError(
+        f"model.{name} has shape {values.shape}; expected one number for each of the {nodes} units"
+      )
   nodes = jnp.arange(model.spillover.num_nodes, dtype=jnp.int32)
   receivers = jnp.concatenate([nodes, model.spillover.receivers])
   order = jnp.argsort(receivers, stable=True)
@@ -381,7 +424,7 @@ def _effects(model: LinearInterference) -> Graph:
   )
 
 
-def _pairs(operators: Sequence[Graph], cluster: jax.Array, num_clusters: int) -> _Pairs:
+def _pairs(operators: Sequence[Graph], cluster: jax.Array) -> _Pairs:
   rows = jnp.concatenate([op.receivers for op in operators])
   clusters = jnp.concatenate([cluster[op.senders] for op in operators])
   columns = jnp.concatenate(
@@ -408,33 +451,39 @@ def _design_moments(
 ) -> tuple[jax.Array, jax.Array]:
   """`avg_i (P S Q')_ii` and `1' P S Q' 1 / N^2` for all pairs of operators, `[Q, Q]` each."""
   nodes, clusters = design.cluster.shape[0], design.num_clusters
-  pairs = _pairs(operators, design.cluster, clusters)
+  pairs = _pairs(operators, design.cluster)
   gram = jnp.einsum("ef,eg->fg", pairs.values, pairs.values) / nodes
   columns = jax.ops.segment_sum(pairs.values, pairs.clusters, clusters)
-  mean = columns.T @ columns / nodes**2
+  # As floats: the square of N overflows an int32 from 46,341 nodes on.
+  mean = columns.T @ columns / float(nodes) ** 2
   if design.randomisation == "complete":
     ones = jnp.ones(nodes, gram.dtype)
     totals = jnp.stack([graph_lib.apply(op, ones) for op in operators], axis=-1)
     scale, total = clusters / (clusters - 1), totals.sum(axis=0)
-    gram = scale * (gram - totals.T @ totals / (nodes * clusters))
-    mean = scale * (mean - jnp.outer(total, total) / (nodes**2 * clusters))
+    gram = scale * (gram - totals.T @ totals / float(nodes * clusters))
+    mean = scale * (mean - jnp.outer(total, total) / float(nodes**2 * clusters))
   return gram, mean
 
 
 def _report(gram: jax.Array, design: RolloutDesign) -> DesignReport:
   shares = design.shares
   within, between = jnp.mean(shares * (1 - shares)), jnp.var(shares)
-  delta = jnp.ones(gram.shape[0], gram.dtype)
-  leverage = delta @ jnp.linalg.solve(gram, delta)
+  ratio = between / within
+  leverage = jnp.linalg.solve(gram, jnp.ones(gram.shape[0], gram.dtype)).sum()
   return DesignReport(
     within=within,
     between=between,
+    ratio=ratio,
     leverage=leverage,
-    # Without variation inside the stages there is no bias, and the quotient is infinite.
-    shrinkage=1 + between / within * leverage,
+    shrinkage=1 + ratio * leverage,
     gram=gram,
     condition=jnp.linalg.cond(gram),
   )
+
+
+def _pooled(report: DesignReport) -> jax.Array:
+  """`v_w + v_b h`: `(v_w M + v_b delta delta')^-1 delta` is `M^-1 delta` over this."""
+  return report.within + report.between * report.leverage
 
 
 def _mean_variance(design: RolloutDesign) -> jax.Array:

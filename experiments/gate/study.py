@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+from flax import struct
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -74,14 +75,12 @@ class Network:
     graph: means over neighbours, row-stochastic.
     cluster: `[N]` community of each node.
     second_hop: the operator W W without its diagonal; its rows need not sum to 1.
-    source: "real" or "simulated".
   """
 
   name: str
   graph: Graph
   cluster: np.ndarray
   second_hop: Graph
-  source: str
 
   def design(self, config: ml_collections.ConfigDict, level: str, plan: Plan) -> gate.RolloutDesign:
     return gate.make_design(
@@ -123,12 +122,11 @@ def run_cell(run: Run, network: Network, level: str, plan: Plan) -> Cells:
   for group, is_dynamic in ((fixed, False), (dynamic, True)):
     if not group:
       continue
-    models = [outcome(config, kind) for kind in group]
-    replicate = _replicate(network.graph, design, plan, models, is_dynamic)
     name = f"{level}, {plan.name}{', dynamic' if is_dynamic else ''}"
-    found = monte_carlo(
-      run, name, replicate, (network.graph, design), config.replications, config.batch
-    )
+    models = tuple(outcome(config, kind) for kind in group)
+    replicate = functools.partial(estimates, models, is_dynamic)
+    setup = make_setup(network.graph, design, plan)
+    found = monte_carlo(run, name, replicate, setup, config.replications, config.batch)
     for estimator, values in found.items():
       for i, kind in enumerate(group):
         for j, merge in enumerate(plan.merges):
@@ -137,101 +135,107 @@ def run_cell(run: Run, network: Network, level: str, plan: Plan) -> Cells:
   return cells
 
 
-def _replicate(
-  graph: Graph,
-  design: gate.RolloutDesign,
-  plan: Plan,
-  models: Sequence[gate.OutcomeConfig],
-  dynamic: bool,
-) -> Callable[[Any, jax.Array], dict[str, jax.Array]]:
-  """One replication: graph, design and a key to `[outcomes, merges]` of each estimator."""
-  nodes = graph.num_nodes
-  stages = jnp.asarray(
-    [[float(s in m.stages) for s in range(len(plan.shares))] for m in plan.merges]
-  )
-  linear = gate.contrast("linear", (graph,), nodes)
-  quadratic = gate.contrast("quadratic", (graph,), nodes)
+@struct.dataclass
+class Setup:
+  """Arrays of a cell; they reach the devices as arguments, so nothing is compiled into constants.
+
+  Attributes:
+    graph, design: see `Network`.
+    merges: `[M, L]`, 1 where a merge takes a stage.
+    linear, quadratic: contrasts of the regression features.
+    curved: `[M]`, 1 for merges with three distinct shares, which a curve needs, else NaN.
+    polynomial: `[M, L]` weights of the stage means, NaN rows where shares repeat.
+    grams: `[M, F, F]` for the moment estimator.
+  """
+
+  graph: Graph
+  design: gate.RolloutDesign
+  merges: jax.Array
+  linear: jax.Array
+  quadratic: jax.Array
+  curved: jax.Array
+  polynomial: jax.Array
+  grams: jax.Array
+
+
+def make_setup(graph: Graph, design: gate.RolloutDesign, plan: Plan) -> Setup:
+  merges = np.array([[float(s in m.stages) for s in range(len(plan.shares))] for m in plan.merges])
   shares = [np.asarray(plan.shares_of(m)) for m in plan.merges]
-  polynomial = np.zeros(stages.shape)
+  polynomial = np.zeros(merges.shape)
   for row, (merge, p) in enumerate(zip(plan.merges, shares, strict=True)):
     distinct = p.size > 1 and np.unique(p).size == p.size
     polynomial[row, list(merge.stages)] = gate.polynomial_weights(p) if distinct else np.nan
-  # A curve in the exposure needs three shares to be seen.
-  curved = jnp.asarray([1.0 if np.unique(p).size >= 3 else jnp.nan for p in shares])
-  grams = jnp.stack(
-    [gate.known_gram((graph,), design.replace(shares=jnp.asarray(p)))[0] for p in shares]
+  return Setup(
+    graph=graph,
+    design=design,
+    merges=jnp.asarray(merges),
+    linear=gate.contrast("linear", (graph,), graph.num_nodes),
+    quadratic=gate.contrast("quadratic", (graph,), graph.num_nodes),
+    curved=jnp.asarray([1.0 if np.unique(p).size >= 3 else np.nan for p in shares]),
+    polynomial=jnp.asarray(polynomial),
+    grams=jnp.stack(
+      [gate.known_gram((graph,), design.replace(shares=jnp.asarray(p)))[0] for p in shares]
+    ),
   )
 
-  def replicate(given: Any, key: jax.Array) -> dict[str, jax.Array]:
-    graph, design = given
-    z_key, graph_key, *y_keys = jax.random.split(key, 2 + len(models))
-    z = gate.draw_rollout(z_key, design)
-    seen = graph
-    if dynamic:
-      seen = gate.draw_dynamic_graphs(graph_key, graph, len(plan.shares))
-    e = gate.exposures((seen,), z)
-    x_linear = gate.design_matrix("linear", z, e)
-    x_quadratic = gate.design_matrix("quadratic", z, e)
-    y = jnp.stack(
-      [
-        gate.simulate_outcome(k, m, graph, z, e[..., 0])
-        for k, m in zip(y_keys, models, strict=True)
-      ]
-    )
 
-    def merged(x: jax.Array, contrast: jax.Array) -> jax.Array:
-      moments = jax.vmap(gate.stage_moments, (None, 0))(x, y)
-      over_merges = jax.vmap(gate.ols_from_moments, (None, 0, None))
-      return jax.vmap(over_merges, (0, None, None))(moments, stages, contrast)
+def estimates(
+  models: Sequence[gate.OutcomeConfig], dynamic: bool, setup: Setup, key: jax.Array
+) -> dict[str, jax.Array]:
+  """One replication: `[outcomes, merges]` of each estimator; "dim" is ols on own treatment."""
+  graph, design = setup.graph, setup.design
+  z_key, graph_key, *y_keys = jax.random.split(key, 2 + len(models))
+  z = gate.draw_rollout(z_key, design)
+  seen = gate.draw_dynamic_graphs(graph_key, graph, len(design.shares)) if dynamic else graph
+  e = gate.exposures((seen,), z)
+  x_linear = gate.design_matrix("linear", z, e)
+  x_quadratic = gate.design_matrix("quadratic", z, e)
+  y = jnp.stack(
+    [gate.simulate_outcome(k, m, graph, z, e[..., 0]) for k, m in zip(y_keys, models, strict=True)]
+  )
 
-    by_stage = jax.vmap(gate.stage_horvitz_thompson, (0, None, None))(y, z, design.shares)
-    drawn = jnp.isfinite(by_stage[:1]).astype(stages.dtype) * stages
-    return {
-      "dim": merged(x_linear[..., :1], linear[:1]),
-      "ols": merged(x_linear, linear),
-      "quadratic": merged(x_quadratic, quadratic) * curved[None, :],
-      "ht": jnp.nan_to_num(by_stage) @ drawn.T / drawn.sum(axis=1)[None, :],
-      "polynomial": y.mean(axis=2) @ jnp.asarray(polynomial).T,
-      "moment": _moments_known(x_linear, y, stages, design.shares, grams, linear),
-    }
+  def merged(x: jax.Array, contrast: jax.Array) -> jax.Array:
+    moments = jax.vmap(gate.stage_moments, (None, 0))(x, y)
+    over_merges = jax.vmap(gate.ols_from_moments, (None, 0, None))
+    return jax.vmap(over_merges, (0, None, None))(moments, setup.merges, contrast)
 
-  return replicate
+  by_stage = jax.vmap(gate.stage_horvitz_thompson, (0, None, None))(y, z, design.shares)
+  drawn = jnp.isfinite(by_stage[:1]).astype(by_stage.dtype) * setup.merges
+  return {
+    "dim": merged(x_linear[..., :1], setup.linear[:1]),
+    "ols": merged(x_linear, setup.linear),
+    "quadratic": merged(x_quadratic, setup.quadratic) * setup.curved[None, :],
+    "ht": jnp.nan_to_num(by_stage) @ drawn.T / drawn.sum(axis=1)[None, :],
+    "polynomial": y.mean(axis=2) @ setup.polynomial.T,
+    "moment": _moment_estimates(setup, x_linear, y),
+  }
 
 
-def _moments_known(
-  x: jax.Array,
-  y: jax.Array,
-  stages: jax.Array,
-  shares: jax.Array,
-  grams: jax.Array,
-  contrast: jax.Array,
-) -> jax.Array:
-  """The known-Gram moment estimator of every outcome and merge, `[outcomes, merges]`.
+def _moment_estimates(setup: Setup, x: jax.Array, y: jax.Array) -> jax.Array:
+  """`gate.moment` of every outcome and merge, `[outcomes, merges]`, from sums of each stage.
 
-  Every unit's expected features are its stage's share, so the sum over rows needs two moments.
+  Every unit's expected features are its stage's share, so they enter as a number a stage.
   """
-  mean_x, mean_y = x.mean(axis=1), y.mean(axis=2)
   cross = jnp.einsum("lnf,oln->olf", x, y) / x.shape[1]
+  mean_y = y.mean(axis=2)[:, :, None]
 
-  def one(weights: jax.Array, gram: jax.Array) -> jax.Array:
-    part = weights / weights.sum()
-    centre = part @ shares
-    total = jnp.einsum("l,olf->of", part, cross - centre * mean_y[:, :, None])
-    return jnp.linalg.solve(gram, total.T).T @ contrast
+  def one(merge: jax.Array, gram: jax.Array) -> jax.Array:
+    share = merge / merge.sum()
+    total = jnp.einsum("l,olf->of", share, cross - share @ setup.design.shares * mean_y)
+    return jnp.linalg.solve(gram, total.T).T @ setup.linear
 
-  del mean_x
-  return jax.vmap(one, out_axes=1)(stages, grams)
+  return jax.vmap(one, out_axes=1)(setup.merges, setup.grams)
 
 
 def monte_carlo(
   run: Run,
   name: str,
   replicate: Callable[[Any, jax.Array], Any],
-  given: Any,
+  setup: Any,
   replications: int,
   batch: int,
 ) -> dict[str, np.ndarray]:
-  """`[R, ...]` of every leaf of `replicate(given, key)`, a chunk of keys a unit of the run.
+  """`[R, ...]` of every leaf of `replicate(setup, key)`, a chunk of keys a unit of the run.
 
   Keys are spread over the mesh axis "data"; each device maps over its own, `batch` at a time.
   """
@@ -242,7 +246,7 @@ def monte_carlo(
   def compute(some: jax.Array) -> dict[str, np.ndarray]:
     # The devices get equal parts, and all chunks have one compiled shape.
     filled = jnp.concatenate([some, jnp.broadcast_to(some[:1], (shape - len(some),))])
-    found = jax.tree.map(_everywhere, mapped(given, filled))
+    found = jax.tree.map(_everywhere, mapped(setup, filled))
     return jax.tree.map(lambda values: values[: len(some)], found)
 
   parts = [
@@ -257,8 +261,8 @@ def spread(
 ) -> Callable[[Any, jax.Array], Any]:
   """`replicate` over many keys, each device of the axis "data" with its part of them."""
 
-  def mapped(given: Any, keys: jax.Array) -> Any:
-    return jax.lax.map(lambda key: replicate(given, key), keys, batch_size=batch)
+  def mapped(setup: Any, keys: jax.Array) -> Any:
+    return jax.lax.map(lambda key: replicate(setup, key), keys, batch_size=batch)
 
   return jax.jit(jax.shard_map(mapped, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data")))
 
@@ -276,13 +280,15 @@ def run_gnn(run: Run, network: Network, level: str, plan: Plan) -> Cells:
   config = run.config
   merges = [plan.merges[plan.index(f"last {k}")] for k in config.gnn.merged]
   cells: Cells = {}
+  init, *_ = build_gnn(config.gnn.kind, config.gnn.hidden, config.gnn.rectify_output)
+  params = jax.tree.map(lambda w: w.astype(jnp.float32), init(run.key("network"), 2))
+  setup = (network.graph, network.design(config, level, plan), params)
   for kind in config.gnn.outcomes:
-    replicate = gnn_replicate(config, run.key("network"), len(plan.shares), merges, kind)
     found = monte_carlo(
       run,
       f"{level}, network, {kind}",
-      replicate,
-      (network.graph, network.design(config, level, plan)),
+      functools.partial(gnn_estimates, config, merges, kind),
+      setup,
       config.gnn.replications,
       config.gnn.batch,
     )
@@ -291,19 +297,21 @@ def run_gnn(run: Run, network: Network, level: str, plan: Plan) -> Cells:
   return cells
 
 
-def gnn_replicate(
+def gnn_estimates(
   config: ml_collections.ConfigDict,
-  network_key: jax.Array,
-  num_stages: int,
   merges: Sequence[Merge],
   kind: str,
-) -> Callable[[Any, jax.Array], dict[str, jax.Array]]:
-  """One replication of the network: graph, design and a key to `[merges]`, trained in float32."""
+  setup: tuple[Graph, gate.RolloutDesign, Any],
+  key: jax.Array,
+) -> dict[str, jax.Array]:
+  """One replication of the network: `[merges]` estimates, trained in float32.
+
+  `setup` is the graph, the design and the network's initial parameters, the same in all
+  replications as in the authors' code.
+  """
   c = config.gnn
-  init, basis, apply_fn = build_gnn(c.kind, c.hidden, c.rectify_output)
-  params = jax.tree.map(lambda w: w.astype(jnp.float32), init(network_key, 2))
-  training = gate.GNNConfig(c.learning_rate, c.epochs)
-  model = outcome(config, kind)
+  graph, design, params = setup
+  _, basis, apply_fn = build_gnn(c.kind, c.hidden, c.rectify_output)
 
   def inputs(graph: Graph, z: jax.Array) -> jax.Array:
     degree = graph_lib.degree(graph)
@@ -311,59 +319,64 @@ def gnn_replicate(
       degree = (degree - degree.mean()) / jnp.maximum(degree.std(), 1e-6)
     return basis(graph, jnp.stack([z, degree], axis=-1)).astype(jnp.float32)
 
-  def replicate(given: Any, key: jax.Array) -> dict[str, jax.Array]:
-    graph, design = given
-    z_key, graph_key, y_key = jax.random.split(key, 3)
-    z = gate.draw_rollout(z_key, design)
-    if kind == "dynamic":
-      graphs = gate.draw_dynamic_graphs(graph_key, graph, num_stages)
-      e = gate.exposures((graphs,), z)[..., 0]
-      x = jax.vmap(inputs)(graphs, z)
-      last = jax.tree.map(lambda leaf: leaf[-1], graphs)
-    else:
-      e = gate.exposures((graph,), z)[..., 0]
-      x = jax.vmap(inputs, (None, 0))(graph, z)
-      last = graph
-    y = gate.simulate_outcome(y_key, model, graph, z, e).astype(jnp.float32)
-    ones = jnp.ones(graph.num_nodes, z.dtype)
-    ends = inputs(last, ones), inputs(last, jnp.zeros_like(ones))
-    found = []
-    for merge in merges:
-      at = jnp.asarray(merge.stages)
-      found.append(gate.gnn_gate(params, apply_fn, x[at], y[at], *ends, training)[0])
-    return {"gnn": jnp.stack(found)}
+  z_key, graph_key, y_key = jax.random.split(key, 3)
+  z = gate.draw_rollout(z_key, design)
+  if kind == "dynamic":
+    seen = gate.draw_dynamic_graphs(graph_key, graph, len(design.shares))
+    x, last = jax.vmap(inputs)(seen, z), jax.tree.map(lambda leaf: leaf[-1], seen)
+  else:
+    seen = last = graph
+    x = jax.vmap(inputs, (None, 0))(graph, z)
+  e = gate.exposures((seen,), z)[..., 0]
+  y = gate.simulate_outcome(y_key, outcome(config, kind), graph, z, e).astype(jnp.float32)
+  ones = jnp.ones(graph.num_nodes, z.dtype)
+  ends = inputs(last, ones), inputs(last, jnp.zeros_like(ones))
+  training = gate.GNNConfig(c.learning_rate, c.epochs)
+  found = [
+    gate.gnn_gate(params, apply_fn, x[np.array(m.stages)], y[np.array(m.stages)], *ends, training)
+    for m in merges
+  ]
+  return {"gnn": jnp.stack([tau for tau, _ in found])}
 
-  return replicate
+
+def intervals(
+  model: gate.OutcomeConfig,
+  merges: Sequence[Merge],
+  setup: tuple[Graph, gate.RolloutDesign],
+  key: jax.Array,
+) -> dict[str, jax.Array]:
+  """One replication of `ols`: `[merges]` estimates and ends of their 95% intervals."""
+  graph, design = setup
+  z_key, y_key = jax.random.split(key)
+  z = gate.draw_rollout(z_key, design)
+  e = gate.exposures((graph,), z)
+  y = gate.simulate_outcome(y_key, model, graph, z, e[..., 0])
+  x = gate.design_matrix("linear", z, e)
+  contrast = jnp.ones(2, x.dtype)  # rows of the graph sum to 1
+  found: dict[str, list[jax.Array]] = {"tau": [], "low": [], "high": []}
+  for merge in merges:
+    at = np.array(merge.stages)
+    estimate = gate.ols(x[at], y[at], contrast, design.cluster, design.num_clusters)
+    ends = gate.interval(estimate, design.num_clusters)
+    for name, value in zip(found, (estimate.tau, *ends), strict=True):
+      found[name].append(value)
+  return {name: jnp.stack(values) for name, values in found.items()}
 
 
 def run_coverage(run: Run, network: Network, level: str, plan: Plan) -> dict[str, Any]:
   """How often the 95% interval of `ols` covers the estimator's mean, and the GATE (two_hop)."""
   config = run.config
-  merges = [m for m in plan.merges if m.name.startswith("last")]
+  merges = tuple(m for m in plan.merges if m.name.startswith("last"))
   design = network.design(config, level, plan)
   model = outcome(config, "two_hop")
-  linear = gate.contrast("linear", (network.graph,), network.graph.num_nodes)
-
-  def replicate(given: Any, key: jax.Array) -> dict[str, jax.Array]:
-    graph, design = given
-    z_key, y_key = jax.random.split(key)
-    z = gate.draw_rollout(z_key, design)
-    e = gate.exposures((graph,), z)
-    y = gate.simulate_outcome(y_key, model, graph, z, e[..., 0])
-    x = gate.design_matrix("linear", z, e)
-    found = []
-    for merge in merges:
-      at = jnp.asarray(merge.stages)
-      found.append(gate.ols(x[at], y[at], linear, design.cluster, design.num_clusters))
-    return {
-      "tau": jnp.stack([f.tau for f in found]),
-      "low": jnp.stack([gate.interval(f, design.num_clusters)[0] for f in found]),
-      "high": jnp.stack([gate.interval(f, design.num_clusters)[1] for f in found]),
-    }
-
-  name = f"{level}, coverage"
-  given = (network.graph, design)
-  found = monte_carlo(run, name, replicate, given, config.coverage_replications, config.batch)
+  found = monte_carlo(
+    run,
+    f"{level}, coverage",
+    functools.partial(intervals, model, merges),
+    (network.graph, design),
+    config.coverage_replications,
+    config.batch,
+  )
   truth = float(gate.true_gate(model, network.graph))
 
   def covers(value: np.ndarray) -> list[float]:

@@ -59,9 +59,14 @@ def ols(
       trend over stages.
 
   Raises:
-    ValueError: shapes that do not agree.
+    ValueError: shapes that do not agree, or a single randomisation unit.
   """
   _check_rows(x, y)
+  if cluster.shape != y.shape[1:] or num_clusters < 2:
+    raise ValueError(
+      f"cluster has shape {cluster.shape} and num_clusters = {num_clusters}; expected {y.shape[1:]}"
+      " and 2 or more. With one randomisation unit no standard error exists"
+    )
   if contrast.shape != x.shape[-1:]:
     raise ValueError(
       f"contrast has shape {contrast.shape} for {x.shape[-1]} features; expected one number each"
@@ -126,8 +131,13 @@ def moment(
 
   Returns:
     tau.
+
+  Raises:
+    ValueError: shapes that do not agree.
   """
   _check_rows(x, y)
+  if mean_x.shape != x.shape:
+    raise ValueError(f"mean_x has shape {mean_x.shape}; expected {x.shape}, the shape of x")
   pooled = mean_x.mean(axis=(0, 1), keepdims=True)
   cross = jnp.einsum("lnf,ln->f", x - pooled, y) / y.size
   return contrast @ jnp.linalg.solve(gram, cross)
@@ -140,7 +150,11 @@ def stage_horvitz_thompson(y: jax.Array, z: jax.Array, shares: jax.Array) -> jax
     y: `[L, N]` outcomes.
     z: `[L, N]` treatments.
     shares: `[L]`.
+
+  Raises:
+    ValueError: shapes that do not agree.
   """
+  _check_stages(y, z, shares)
   inside = (shares > 0) & (shares < 1)
   p = jnp.where(inside, shares, 0.5)[:, None]
   found = (z * y / p - (1 - z) * y / (1 - p)).mean(axis=1)
@@ -148,7 +162,11 @@ def stage_horvitz_thompson(y: jax.Array, z: jax.Array, shares: jax.Array) -> jax
 
 
 def stage_hajek(y: jax.Array, z: jax.Array) -> jax.Array:
-  """`[L]` differences between the means of the treated and the others; NaN where one is empty."""
+  """`[L]` differences between the means of the treated and the others; NaN where one is empty.
+
+  Arguments and errors as for `stage_horvitz_thompson`.
+  """
+  _check_stages(y, z)
   treated, control = z.sum(axis=1), (1 - z).sum(axis=1)
   found = (z * y).sum(axis=1) / jnp.maximum(treated, 1)
   found = found - ((1 - z) * y).sum(axis=1) / jnp.maximum(control, 1)
@@ -198,7 +216,12 @@ def polynomial_rollout(y: jax.Array, weights: jax.Array) -> jax.Array:
   Args:
     y: `[L, N]` outcomes.
     weights: `[L]` from `polynomial_weights`.
+
+  Raises:
+    ValueError: a number of weights that is not the number of stages.
   """
+  if weights.shape != y.shape[:1]:
+    raise ValueError(f"weights have shape {weights.shape}; expected {y.shape[:1]}, one a stage")
   return weights @ y.mean(axis=1)
 
 
@@ -241,6 +264,21 @@ def check_mergeable(shares: Sequence[float] | np.ndarray) -> None:
     )
 
 
+def check_randomised(shares: Sequence[float] | np.ndarray) -> None:
+  """Refuses to weight by inverse probabilities where none is inside (0, 1), on the host.
+
+  Raises:
+    ValueError: every stage treats everybody or nobody.
+  """
+  shares = np.asarray(shares, np.float64)
+  if not np.any((shares > 0) & (shares < 1)):
+    raise ValueError(
+      f"shares = {tuple(shares.tolist())}: every stage treats everybody or nobody, so no stage "
+      "compares treated units with others; expected a share between 0 and 1. Add such a stage, or "
+      "use ols on stages of different shares"
+    )
+
+
 def check_features(x: np.ndarray, names: Sequence[str]) -> None:
   """Refuses features that are constant or collinear, on the host.
 
@@ -269,6 +307,14 @@ def check_features(x: np.ndarray, names: Sequence[str]) -> None:
       "all rows. Merge more distinct shares, randomise units rather than whole components of the "
       "graph, or use fewer features"
     )
+
+
+def _check_stages(y: jax.Array, z: jax.Array, shares: jax.Array | None = None) -> None:
+  # A stage axis of length 1 would be broadcast without a word.
+  if y.ndim != 2 or z.shape != y.shape:
+    raise ValueError(f"y has shape {y.shape} and z {z.shape}; expected [stages, nodes] for both")
+  if shares is not None and shares.shape != y.shape[:1]:
+    raise ValueError(f"shares have shape {shares.shape}; expected {y.shape[:1]}, one a stage")
 
 
 def _check_rows(x: jax.Array, y: jax.Array) -> None:

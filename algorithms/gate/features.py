@@ -23,7 +23,18 @@ def exposures(operators: Sequence[Graph], z: jax.Array) -> jax.Array:
 
   Returns:
     `[L, N, H]`.
+
+  Raises:
+    ValueError: an operator on another number of nodes or stages than z.
   """
+  for h, operator in enumerate(operators):
+    # Indexing with a node beyond the last row would give the last row, not an error.
+    stages = operator.weights.shape[0] if operator.weights.ndim == 2 else z.shape[0]
+    if (stages, operator.num_nodes) != z.shape:
+      raise ValueError(
+        f"z has shape {z.shape}, operators[{h}] {stages} stages and {operator.num_nodes} nodes; "
+        "expected the same of both: select an operator's stages together with those of z"
+      )
 
   def one(operator: Graph) -> jax.Array:
     if operator.weights.ndim == 2:

@@ -55,7 +55,7 @@ def gnn_gate(
     config: training.
 
   Returns:
-    tau, and `[epochs]` mean squared errors before each epoch's steps.
+    tau, and `[epochs]` means over the stages of the squared error just before each stage's step.
 
   Raises:
     ValueError: stages of inputs and outcomes that do not agree.

@@ -72,7 +72,14 @@ def mean_outcome(config: OutcomeConfig, graph: Graph, z: jax.Array, e: jax.Array
 
   Returns:
     `[L, N]`.
+
+  Raises:
+    ValueError: shapes that do not agree.
   """
+  if not z.shape == e.shape == (z.shape[0], graph.num_nodes):
+    raise ValueError(
+      f"z has shape {z.shape} and e {e.shape}; expected [stages, {graph.num_nodes}] for both"
+    )
   spill = {"square": jnp.square, "sqrt": jnp.sqrt}.get(config.kind, lambda x: x)(e)
   y = config.intercept + config.direct * z + config.spillover * spill
   if config.kind == "two_hop":

@@ -11,17 +11,16 @@ that is not installed is left out and named.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from importlib import metadata
 from typing import Any
 
 import numpy as np
+
+from launch import bench, environment, report
 
 METHODS = ("naive", "forward", "mirl_paper", "jrf_paper")
 RATES = (0.0, 0.2, 0.3, 0.4)
@@ -45,7 +44,7 @@ def study(folder: str) -> tuple[Any, Any, Any]:
   return Run(folder, config, mesh), data, experiment.authors_training(config)
 
 
-def run_ours(seeds: int) -> dict[str, float]:
+def run_ours(arguments: argparse.Namespace) -> dict[str, float]:
   """Seconds to train the whole table, first call (with compilation) and second."""
   import jax
 
@@ -56,10 +55,10 @@ def run_ours(seeds: int) -> dict[str, float]:
   with tempfile.TemporaryDirectory() as folder:
     run, data, training = study(folder)
     arms = [Arm(m, (r, r), (r, r), WEIGHT) for r in RATES for m in METHODS]
-    parts = [t.split(data, run.key(f"split/seed={s}"), training) for s in range(seeds)]
-    keys = [t.noise_keys(run, s) for s in range(seeds)]
+    parts = [t.split(data, run.key(f"split/seed={s}"), training) for s in range(arguments.seeds)]
+    keys = [t.noise_keys(run, s) for s in range(arguments.seeds)]
     init, apply_fn = build_mlp(data.features.shape[1], HIDDEN, initial=training.initial)
-    params = [init(run.key(f"init/seed={s}")) for s in range(seeds)]
+    params = [init(run.key(f"init/seed={s}")) for s in range(arguments.seeds)]
     work = []
     for mode in ("exact", "paper"):
       chosen = [arm for arm in arms if arm.mode == mode]
@@ -76,7 +75,7 @@ def run_ours(seeds: int) -> dict[str, float]:
   return {"first": seconds[0], "again": seconds[1]}
 
 
-def run_torch(seeds: int) -> dict[str, float]:
+def run_torch(arguments: argparse.Namespace) -> dict[str, float]:
   """Seconds of the same models, one after the other in PyTorch on all cores."""
   import torch
 
@@ -87,7 +86,7 @@ def run_torch(seeds: int) -> dict[str, float]:
   with tempfile.TemporaryDirectory() as folder:
     run, data, training = study(folder)
     seconds = 0.0
-    for seed in range(seeds):
+    for seed in range(arguments.seeds):
       train = t.split(data, run.key(f"split/seed={seed}"), training)["train"]
       features = torch.from_numpy(np.asarray(train.features))
       for rate in RATES:
@@ -135,7 +134,7 @@ def _train_torch(
     optimiser.step()
 
 
-def run_fairlearn(seeds: int) -> dict[str, float]:
+def run_fairlearn(arguments: argparse.Namespace) -> dict[str, float]:
   """Seconds of one ExponentiatedGradient fit, mean over seeds, on all features."""
   from experiments.jrf import fairlearn_peer
   from experiments.jrf import run as experiment
@@ -147,12 +146,12 @@ def run_fairlearn(seeds: int) -> dict[str, float]:
     data, training = experiment.load(run.config), Training.from_config(run.config)
     arm = Arm("none", (0.3, 0.3), (0.3, 0.3), 0.0)
     began = time.perf_counter()
-    for seed in range(seeds):
+    for seed in range(arguments.seeds):
       fairlearn_peer.fit(run, data, arm, training, run.config, seed)
-  return {"first": (time.perf_counter() - began) / seeds, "again": 0.0}
+  return {"first": (time.perf_counter() - began) / arguments.seeds, "again": 0.0}
 
 
-def run_one_jrf(seeds: int) -> dict[str, float]:
+def run_one_jrf(arguments: argparse.Namespace) -> dict[str, float]:
   """Seconds of one JRF fit with early stopping on all features, mean over seeds."""
   from experiments.jrf import run as experiment
   from experiments.jrf import training as t
@@ -163,43 +162,23 @@ def run_one_jrf(seeds: int) -> dict[str, float]:
     data, training = experiment.load(run.config), t.Training.from_config(run.config)
     arm = Arm("jrf", (0.3, 0.3), (0.3, 0.3), 0.1)
     began = time.perf_counter()
-    run.unit("bench", lambda: t.train_table(run, data, [arm], seeds, training))
-  return {"first": (time.perf_counter() - began) / seeds, "again": 0.0}
+    run.unit("bench", lambda: t.train_table(run, data, [arm], arguments.seeds, training))
+  return {"first": (time.perf_counter() - began) / arguments.seeds, "again": 0.0}
 
 
 PARTS = {"ours": run_ours, "torch": run_torch, "fairlearn": run_fairlearn, "one_jrf": run_one_jrf}
 
 
-def measured_apart(part: str, seeds: int) -> dict[str, float] | None:
-  """A part in a process of its own, so that its peak memory is its own; None if it cannot run."""
-  module = {"torch": "torch", "fairlearn": "fairlearn"}.get(part)
-  if module and importlib.util.find_spec(module) is None:
-    print(f"{part} is not installed, so it is left out")
-    return None
-  command = [sys.executable, "-m", "experiments.jrf.bench", f"--part={part}", f"--seeds={seeds}"]
-  done = subprocess.run(command, capture_output=True, text=True, check=False)
-  if done.returncode:
-    raise RuntimeError(f"{part} failed:\n{done.stderr[-2000:]}")
-  first, again, memory = (float(x) for x in done.stdout.split()[-3:])
-  return {"first": first, "again": again, "memory": memory}
-
-
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+  parser = bench.parser(__doc__.partition("\n")[0], PARTS)
   parser.add_argument("--seeds", type=int, default=5)
-  parser.add_argument(
-    "--part", choices=tuple(PARTS), help="run one part here and print its numbers"
-  )
   arguments = parser.parse_args()
-  from launch import environment, report
-
-  if arguments.part:
-    result = PARTS[arguments.part](arguments.seeds)
-    print(result["first"], result["again"], environment.peak_rss_mb())
+  needs = {"torch": "torch", "fairlearn": "fairlearn"}
+  found = bench.run_parts("experiments.jrf.bench", PARTS, arguments, needs)
+  if found is None:
     return
   models = arguments.seeds * len(RATES) * len(METHODS)
   what = f"{models} models x {STEPS} steps, Adult numeric"
-  found = {part: measured_apart(part, arguments.seeds) for part in PARTS}
   rows = []
   ours, theirs = found["ours"], found["torch"]
   if theirs is not None:

@@ -4,7 +4,8 @@
 
 Runs in an environment of `make_envs.py`. An entry is `experiments/<name>/aot.py` (or the path of
 such a file) with `CHIPS`, the names of the slices and cards that its `:paper` preset is for, and
-`lower(mesh) -> jax.stages.Lowered` for a mesh with axes ("data", "model").
+`lower(mesh) -> jax.stages.Lowered` for a mesh with axes ("data", "model"). `ADDS_UP = False` says
+that its devices have nothing to sum.
 
 FILE.json has for one device: bytes of arguments, temporaries, outputs and their total, FLOPs (the
 body of a loop counts once), and the shapes that each all-reduce sums over devices. The exit status

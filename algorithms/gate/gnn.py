@@ -77,8 +77,11 @@ def gnn_gate(
     carry, losses = jax.lax.scan(step, carry, (inputs, y))
     return carry, losses.mean()
 
-  (params, _), losses = jax.lax.scan(
-    epoch, (params, optimiser.init(params)), None, length=config.epochs
-  )
+  # Replications may be spread over devices by `jax.shard_map`, while the initial parameters are the
+  # same on all: the gradient of such a shared value is the sum over devices. Here every device
+  # fits its own data, so the parameters are made to depend on them.
+  own = inputs[0, 0, 0] < y[0, 0]
+  start = jax.tree.map(lambda leaf: jnp.where(own, leaf, leaf), (params, optimiser.init(params)))
+  (params, _), losses = jax.lax.scan(epoch, start, None, length=config.epochs)
   tau = apply_fn(params, all_treated).mean() - apply_fn(params, none_treated).mean()
   return tau, losses

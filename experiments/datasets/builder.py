@@ -8,7 +8,6 @@ the source files; column names and categories are in the builder's metadata.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,16 +16,13 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow_datasets as tfds
 
-from launch import artifacts
+from experiments.datasets.records import LocalBuilder
+from experiments.datasets.source import DatasetError, Source
 
 __all__ = ["Attribute", "Columns", "DatasetError", "Source", "Spec", "TabularBuilder"]
 
 # Column name to `[N]` strings.
 Columns = Mapping[str, np.ndarray]
-
-
-class DatasetError(ValueError):
-  """A data set was asked for wrongly, or its files are missing, damaged or of another layout."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,76 +77,19 @@ class Spec:
     return (*self.numeric, *self.categories, self.label)
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-  """A local file; `sha256` is what it must be, None for a file of the user's own."""
-
-  path: pathlib.Path
-  sha256: str | None = None
-  remedy: str = ""
-
-  def digest(self) -> str:
-    """SHA-256 of the file, checked.
-
-    Raises:
-      DatasetError: the file is missing or is not the expected one.
-    """
-    try:
-      found = hashlib.sha256(self.path.read_bytes()).hexdigest()
-    except OSError as error:
-      raise DatasetError(f"cannot read {self.path}: {error.strerror}. {self.remedy}") from error
-    if self.sha256 is not None and found != self.sha256:
-      raise DatasetError(
-        f"{self.path} is damaged: SHA-256 {found}, expected {self.sha256}. {self.remedy}"
-      )
-    return found
-
-  @classmethod
-  def of_artifact(cls, name: str) -> Source:
-    """The file of a named artifact, downloaded on first use."""
-    return cls(
-      artifacts.artifact(name),
-      artifacts.ARTIFACTS[name].sha256,
-      f"Delete it and run `python launch.py --fetch={name}`.",
-    )
-
-  @classmethod
-  def of_user(cls, path: str | pathlib.Path) -> Source:
-    """A file that the user names."""
-    return cls(pathlib.Path(path).expanduser(), None, "Check the path.")
-
-
-class TabularBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class TabularBuilder(LocalBuilder, skip_registration=True):
   """Writes one tabular data set. A subclass says what `SPEC` is, where files are, how to read them.
 
-  Args:
-    sources: the files to read; by default what `find_sources(None)` gives.
-    file_format: of the records.
-    **kwargs: of the TFDS builder, such as `data_dir`.
+  Arguments as for `LocalBuilder`.
   """
 
   SPEC: ClassVar[Spec]
-
-  def __init__(
-    self,
-    *,
-    sources: Sequence[Source] | None = None,
-    file_format: str = "array_record",
-    **kwargs: Any,
-  ):
-    self._sources = sources
-    super().__init__(file_format=file_format, **kwargs)
 
   @classmethod
   def for_path(cls, path: str | pathlib.Path | None) -> type[TabularBuilder]:
     """The builder for the layout of the user's file; most data sets have one layout."""
     del path
     return cls
-
-  @classmethod
-  def find_sources(cls, path: str | pathlib.Path | None) -> tuple[Source, ...]:
-    """The files to read: the user's `path`, or the data set's own files."""
-    raise NotImplementedError
 
   @classmethod
   def read(cls, sources: Sequence[Source]) -> Mapping[str, Columns]:
@@ -183,9 +122,9 @@ class TabularBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
   def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
     del dl_manager  # it would fetch files; ours are local
-    sources = self._sources if self._sources is not None else self.find_sources(None)
     return {
-      split: self._generate_examples(columns) for split, columns in self.read(sources).items()
+      split: self._generate_examples(columns)
+      for split, columns in self.read(self.sources()).items()
     }
 
   def _generate_examples(self, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
-import hashlib
-import io
-import os
 import pathlib
-import shutil
-import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-import tensorflow_datasets as tfds
 
+from experiments.datasets import records
 from experiments.datasets.adult import Adult
 from experiments.datasets.bank import Bank
 from experiments.datasets.builder import Attribute, DatasetError, Source, Spec, TabularBuilder
 from experiments.datasets.compas import Compas
 from experiments.datasets.credit_default import CreditDefault
 from experiments.datasets.law_school import LawSchool
-from launch import artifacts
 
 __all__ = ["DATASETS", "DatasetError", "Tabular", "load"]
 
@@ -36,8 +27,6 @@ DATASETS: dict[str, type[TabularBuilder]] = {
 T = TypeVar("T")
 
 _FEATURES = ("all", "numeric")
-_PREPARING_PREFIX = ".preparing-"
-_ABANDONED_AFTER_S = 3600
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,8 +90,7 @@ def load(
   _choose("features", features, dict.fromkeys(_FEATURES))
   sensitive = next(iter(spec.attributes)) if sensitive is None else sensitive
   attribute = _choose("sensitive", sensitive, spec.attributes)
-  root = pathlib.Path(data_dir) if data_dir is not None else artifacts.cache_dir() / "tfds"
-  numeric, categorical, labels = _records(builder_class, builder_class.find_sources(path), root)
+  numeric, categorical, labels = _records(builder_class, builder_class.find_sources(path), data_dir)
   columns, names = _features(spec, numeric, categorical, attribute, features)
   return Tabular(
     features=columns,
@@ -128,74 +116,12 @@ def _choose(argument: str, value: str, known: Mapping[str, T]) -> T:
 
 
 def _records(
-  builder_class: type[TabularBuilder], sources: Sequence[Source], root: pathlib.Path
+  builder_class: type[TabularBuilder],
+  sources: Sequence[Source],
+  data_dir: str | pathlib.Path | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Reads the records `([N, P], [N, Q], [N])`, writing them first where that is needed."""
-  # The folder is named after the content of the files, so another file is never mistaken for it.
-  digests = "".join(source.digest() for source in sources)
-  key = hashlib.sha256(digests.encode()).hexdigest()[:12]
-  folder = root / f"{builder_class.name}-{builder_class.VERSION}-{key}"
-  try:
-    if not folder.exists():
-      _prepare(builder_class, sources, folder)
-    try:
-      return _read(builder_class, folder)
-    except Exception as error:  # array_record, protobuf and TFDS each have their own
-      print(
-        f"{builder_class.SPEC.name}: the records in {folder} are damaged ({error}); "
-        "writing them again",
-        file=sys.stderr,
-      )
-      shutil.rmtree(folder, ignore_errors=True)
-      _prepare(builder_class, sources, folder)
-      return _read(builder_class, folder)
-  except OSError as error:
-    raise DatasetError(
-      f"{builder_class.SPEC.name}: cannot keep its records in {root}: {error}. Free some space, or "
-      "choose another folder by data_dir= or the variable REPRISE_CACHE."
-    ) from error
-
-
-def _prepare(
-  builder_class: type[TabularBuilder], sources: Sequence[Source], folder: pathlib.Path
-) -> None:
-  """Writes the records beside `folder` and moves them there when they are complete."""
-  folder.parent.mkdir(parents=True, exist_ok=True)
-  for left in folder.parent.glob(f"{_PREPARING_PREFIX}*"):
-    if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_S:
-      shutil.rmtree(left, ignore_errors=True)
-  started = time.monotonic()
-  with tempfile.TemporaryDirectory(prefix=_PREPARING_PREFIX, dir=folder.parent) as temporary:
-    complete = pathlib.Path(temporary) / "complete"
-    builder = builder_class(data_dir=complete, sources=sources)
-    # TFDS announces a download and draws three bars for what takes seconds.
-    tfds.disable_progress_bar()
-    with contextlib.redirect_stdout(io.StringIO()):
-      builder.download_and_prepare()
-    rows = sum(split.num_examples for split in builder.info.splits.values())
-    try:
-      os.rename(complete, folder)
-    except OSError:
-      # Another process was first: its records have the same content.
-      if not folder.exists():
-        raise
-  print(
-    f"{builder_class.SPEC.name}: {rows:,} rows written to {folder} in "
-    f"{time.monotonic() - started:.0f} s (once)",
-    file=sys.stderr,
-  )
-
-
-def _read(
-  builder_class: type[TabularBuilder], folder: pathlib.Path
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  builder = builder_class(data_dir=folder)
-  rows = []
-  for split in builder.info.splits:
-    source = builder.as_data_source(split)
-    rows.extend(source.__getitems__(range(len(source))))
-  if not rows:
-    raise OSError("no record")
+  """The records as `([N, P], [N, Q], [N])`."""
+  rows = records.read(builder_class, builder_class.SPEC.name, sources, data_dir)
   return (
     np.stack([row["numeric"] for row in rows]),
     np.stack([row["categorical"] for row in rows]),

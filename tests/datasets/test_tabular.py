@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
+from experiments.datasets import records as records_lib
 from experiments.datasets import tabular
 from experiments.datasets.adult import Adult
 from experiments.datasets.adult import builder as adult_builder
@@ -480,8 +481,8 @@ def test_killed_preparation_is_done_again(tmp_path):
   process.send_signal(signal.SIGKILL)
   process.communicate()
   (left,) = folder.iterdir()
-  assert left.name.startswith(tabular._PREPARING_PREFIX)
-  old = time.time() - 2 * tabular._ABANDONED_AFTER_S
+  assert left.name.startswith(records_lib._PREPARING_PREFIX)
+  old = time.time() - 2 * records_lib._ABANDONED_AFTER_S
   os.utime(left, (old, old))
   assert len(tabular.load("compas", path=path, data_dir=folder).labels) == 3
   assert not left.exists()

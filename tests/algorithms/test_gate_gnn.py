@@ -19,21 +19,14 @@ class Data:
 
   def __init__(self):
     rng = np.random.default_rng(0)
+    shares = np.array([[0.1], [0.3], [0.5]])
+    z = (rng.random((2, STAGES, NODES)) < shares).astype(float)
+    e = shares + 0.1 * rng.normal(size=z.shape)
     degree = rng.integers(1, 6, NODES).astype(float)
-
-    def inputs(z, e):
-      return np.stack([z, e, np.broadcast_to(degree, z.shape)], axis=-1)
-
-    z = (rng.random((2, STAGES, NODES)) < np.array([[0.1], [0.3], [0.5]])).astype(float)
-    self.inputs = inputs(
-      z, np.clip(z.mean(axis=2, keepdims=True) + 0.1 * rng.normal(), 0, 1) + 0 * z
-    )
-    self.inputs[..., 1] += 0.1 * rng.normal(size=z.shape)
-    self.treated, self.control = (
-      inputs(np.ones(NODES), np.ones(NODES)),
-      inputs(*np.zeros((2, NODES))),
-    )
-    self.y = 1 + z + 2 * self.inputs[..., 1] - 0.1 * degree + 0.2 * rng.normal(size=z.shape)
+    self.inputs = np.stack([z, e, np.broadcast_to(degree, z.shape)], axis=-1)
+    self.treated = np.stack([np.ones(NODES), np.ones(NODES), degree], axis=-1)
+    self.control = np.stack([np.zeros(NODES), np.zeros(NODES), degree], axis=-1)
+    self.y = 1 + z + 2 * e - 0.1 * degree + 0.2 * rng.normal(size=z.shape)
     self.slope, self.intercept = rng.normal(size=3), rng.normal()
 
 

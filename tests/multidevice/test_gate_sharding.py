@@ -74,7 +74,7 @@ def main() -> None:
     return found, network, weighted, x, y
 
   def mapped(graph, ramp, params, keys):
-    return jax.vmap(replicate, (None, None, None, 0))(graph, ramp, params, keys)
+    return jax.lax.map(lambda key: replicate(graph, ramp, params, key), keys)
 
   def assert_close(first, second):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9), first, second)

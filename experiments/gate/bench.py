@@ -58,7 +58,7 @@ def run_ols(arguments: argparse.Namespace) -> dict[str, float]:
   run, network, plan, design = study()
   model = s.outcome(run.config, "two_hop")
   merges = (plan.merges[0],)
-  mapped = s.spread(functools.partial(s.intervals, model, merges), run.config.batch, run.mesh)
+  mapped = s.spread(functools.partial(s.intervals, (model,), merges), run.config.batch, run.mesh)
   keys = jax.random.split(run.key("bench"), arguments.replications)
   seconds = []
   for _ in range(2):

@@ -36,7 +36,7 @@ def draw_study(
   run: Run,
   table: Table,
   theory: Mapping[tuple[str, str, str], Mapping[str, float]],
-  coverage: Mapping[str, Mapping[str, Any]],
+  coverage: Mapping[tuple[str, str], Mapping[str, Any]],
 ) -> None:
   """Bias and RMSE against merged stages, the theory, and coverage."""
   _bias_and_rmse(run, table)
@@ -108,26 +108,32 @@ def _theory(
   run.figure("theory", figure, caption)
 
 
-def _coverage(run: Run, coverage: Mapping[str, Mapping[str, Any]]) -> None:
-  figure, ax = plt.subplots(figsize=(6, 3.6))
-  for offset, level in ((-0.1, "unit"), (0.1, "cluster")):
-    found = coverage[level]
-    x = np.arange(len(found["merges"])) + offset
-    for key, marker, filled in (("covered", "o", True), ("covers_gate", "x", False)):
+def _coverage(run: Run, coverage: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+  outcomes = list(dict.fromkeys(outcome for _, outcome in coverage))
+  figure, axes = plt.subplots(1, len(outcomes), figsize=(9, 3.6), sharey=True)
+  for (level, outcome), found in coverage.items():
+    ax = axes[outcomes.index(outcome)]
+    x = np.arange(len(found["merges"])) + (-0.1 if level == "unit" else 0.1)
+    colour = STYLE["ols"][0] if level == "unit" else STYLE["dim"][0]
+    for key, marker, what in (
+      ("covered", "o", "mean of the estimator"),
+      ("covers_gate", "x", "GATE"),
+    ):
       share = np.asarray(found[key])
       half = 1.96 * np.sqrt(share * (1 - share) / found["replications"])
-      colour = STYLE["ols"][0] if level == "unit" else STYLE["dim"][0]
-      what = "mean of the estimator" if filled else "GATE"
       ax.errorbar(
         x, share, yerr=half, fmt=marker, color=colour, capsize=3, label=f"{what}, {level} level"
       )
-  ax.axhline(0.95, color="black", linewidth=0.8)
-  ax.set_xticks(range(len(found["merges"])), found["merges"])
-  ax.set_ylabel("share of intervals that cover")
-  ax.legend(fontsize=8)
-  ax.grid(alpha=0.3)
+    ax.set_xticks(range(len(found["merges"])), found["merges"])
+    ax.set_title(f"{outcome} outcome")
+  for ax in axes:
+    ax.axhline(0.95, color="black", linewidth=0.8)
+    ax.grid(alpha=0.3)
+  axes[0].set_ylabel("share of intervals that cover")
+  axes[0].legend(fontsize=8, loc="lower left")
   caption = (
-    "Coverage of 95% cluster-robust intervals; they hold no bias, so they can miss the GATE."
+    "Coverage of 95% cluster-robust intervals of ols: left it fits the outcome, right it misses "
+    "the second hop, which biases it."
   )
   run.figure("coverage", figure, caption)
 

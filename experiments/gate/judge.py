@@ -103,7 +103,7 @@ def claims(
   run: Run,
   table: Table,
   theory: Mapping[tuple[str, str, str], Mapping[str, float]],
-  coverage: Mapping[str, Mapping[str, Any]],
+  coverage: Mapping[tuple[str, str], Mapping[str, Any]],
   graph_name: str,
 ) -> None:
   """Every claim with its decision rule."""
@@ -312,15 +312,15 @@ def _theory(
     )
 
 
-def _coverage(run: Run, coverage: Mapping[str, Mapping[str, Any]]) -> None:
-  for level in LEVELS:
-    found = coverage[level]
+def _coverage(run: Run, coverage: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+  for (level, outcome), found in coverage.items():
+    fits = "that the regression fits" if outcome == "linear" else "that it does not fit"
     enough = found["num_clusters"] >= MIN_CLUSTERS
     shares = np.asarray(found["covered"])
     run.claim(
-      f"interval-covers-{level}",
-      f"The 95% cluster-robust interval covers the mean of the estimator, not the GATE ({level} "
-      f"level, {found['num_clusters']:,} units of randomisation, two_hop outcome)",
+      f"interval-covers-{level}-{outcome}",
+      f"The 95% cluster-robust interval of ols covers the mean of the estimator ({level} level, "
+      f"{found['num_clusters']:,} units of randomisation, {outcome} outcome, {fits})",
       source="ours",
       measured=", ".join(
         f"{merge}: {share:.3f} (of the GATE {gate:.3f})"

@@ -45,7 +45,11 @@ def ramp_up(config: ml_collections.ConfigDict, run: Run) -> None:
     cells |= study.run_gnn(run, network, level, plans["ramp"])
   table = Table(plans, truth, cells)
   theory = study.theory(run, network, plans["ramp"], judge.theory_merges(table))
-  coverage = {level: study.run_coverage(run, network, level, plans["ramp"]) for level in LEVELS}
+  coverage = {
+    (level, outcome): found
+    for level in LEVELS
+    for outcome, found in study.run_coverage(run, network, level, plans["ramp"]).items()
+  }
 
   judge.record(run, table)
   judge.mean_rows(run, theory, table)

@@ -116,6 +116,7 @@ def claims(
   _bias_dominates(run, table)
   _nesting(run, table)
   _square_root(run, table)
+  _curves(run, table)
   _rivals(run, table)
   _theory(run, table, theory)
   _coverage(run, coverage)
@@ -243,6 +244,8 @@ def _nesting(run: Run, table: Table) -> None:
 
 
 def _square_root(run: Run, table: Table) -> None:
+  if "sqrt" not in table.truth:
+    return
   every, _, _, pair = largest(table)
   criteria, said = {}, []
   for level in LEVELS:
@@ -255,6 +258,27 @@ def _square_root(run: Run, table: Table) -> None:
     f"With square-root interference the pair {pair} overshoots, and more stages are closer (ols)",
     source="authors' code",
     paper_value="the pair overshoots for their network: 2.53 at 0.25 (unit), 2.90 at 0.1 (cluster)",
+    measured="bias: " + "; ".join(said),
+    criteria=criteria,
+    n=len(table.get("sqrt", "unit", every, "ols")),
+  )
+
+
+def _curves(run: Run, table: Table) -> None:
+  every = largest(table)[0]
+  criteria, said = {}, []
+  for outcome in ("square", "sqrt"):
+    if outcome not in table.truth:
+      return
+    for level in LEVELS:
+      line, curve = (table.bias(outcome, level, every, e) for e in ("ols", "quadratic"))
+      criteria[f"{outcome}, {level}: at most half"] = abs(curve) <= 0.5 * abs(line)
+      said.append(f"{outcome} {level} {line:+.3f} to {curve:+.3f}")
+  run.claim(
+    "curves-need-curves",
+    "With curved interference quadratic features have at most half of the bias of linear ones "
+    "(ols, all stages)",
+    source="ours",
     measured="bias: " + "; ".join(said),
     criteria=criteria,
     n=len(table.get("sqrt", "unit", every, "ols")),

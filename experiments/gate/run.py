@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 
 from algorithms import gate
-from experiments.gate import analysis, figures, judge, networks, study
+from experiments.gate import analysis, figures, judge, networks, social_insure, study
 from experiments.gate.judge import Table
 from experiments.gate.study import LEVELS
 from launch.run import Run
@@ -19,8 +19,6 @@ def run(config: ml_collections.ConfigDict, run: Run) -> None:
   """See README.md."""
   with jax.enable_x64(True) if config.x64 else contextlib.nullcontext():
     if config.study == "social_insure":
-      from experiments.gate import social_insure
-
       social_insure.run(config, run)
     elif config.log:
       analysis.run(config, run)

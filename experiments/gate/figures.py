@@ -40,7 +40,8 @@ def draw_study(
 ) -> None:
   """Bias and RMSE against merged stages, the theory, and coverage."""
   _bias_and_rmse(run, table)
-  _theory(run, table, theory)
+  if theory:
+    _theory(run, table, theory)
   _coverage(run, coverage)
 
 

@@ -50,7 +50,8 @@ def ramp_up(config: ml_collections.ConfigDict, run: Run) -> None:
   }
 
   judge.record(run, table)
-  judge.mean_rows(run, theory, table)
+  if theory:
+    judge.mean_rows(run, theory, table)
   judge.claims(run, table, theory, coverage, network.name)
   analysis.diagnose(run, network, plans["ramp"])
   figures.draw_study(run, table, theory, coverage)

@@ -74,13 +74,14 @@ class Network:
     name: for the report.
     graph: means over neighbours, row-stochastic.
     cluster: `[N]` community of each node.
-    second_hop: the operator W W without its diagonal; its rows need not sum to 1.
+    second_hop: the operator W W without its diagonal, whose rows need not sum to 1; None where it
+      would be too large.
   """
 
   name: str
   graph: Graph
   cluster: np.ndarray
-  second_hop: Graph
+  second_hop: Graph | None
 
   def design(self, config: ml_collections.ConfigDict, level: str, plan: Plan) -> gate.RolloutDesign:
     return gate.make_design(
@@ -412,6 +413,8 @@ def theory(
 ) -> dict[tuple[str, str, str], dict[str, float]]:
   """The bias formula for the two_hop outcome, by (level, estimator, merge)."""
   config = run.config
+  if network.second_hop is None:
+    return {}
   model = gate.as_linear(outcome(config, "two_hop"), network.graph, network.second_hop)
   moments = jax.jit(gate.bias_moments)
   found = {}

@@ -67,7 +67,8 @@ class BiasReport:
     tau: the GATE.
     single: bias of one stage, the same at every share.
     merged: bias of all stages of the design together.
-    finite: `merged` for least squares with finitely many clusters.
+    finite: `merged` for least squares with finitely many clusters: what its sums have in
+      expectation. The expectation of their quotient still differs, by order 1 / K.
     noise_variance: variance that the outcome noise alone gives, to leading order.
     design: the report of the design.
   """
@@ -209,7 +210,8 @@ def bias_theory(
 def known_gram(operators: Sequence[Graph], design: RolloutDesign) -> tuple[jax.Array, jax.Array]:
   """Pooled covariance and means of the features that the design implies, for `estimators.moment`.
 
-  Rows may sum to anything: a node without neighbours has exposure 0 in every stage.
+  Rows may sum to anything: a node without neighbours has exposure 0 in every stage. Units whose
+  rows sum to other values need intercepts that do not go with those values.
 
   Returns:
     `[F, F]` expected covariance over units and stages, and `[L, N, F]` expected features.

@@ -138,8 +138,9 @@ def moment(
   _check_rows(x, y)
   if mean_x.shape != x.shape:
     raise ValueError(f"mean_x has shape {mean_x.shape}; expected {x.shape}, the shape of x")
-  pooled = mean_x.mean(axis=(0, 1), keepdims=True)
-  cross = jnp.einsum("lnf,ln->f", x - pooled, y) / y.size
+  # A unit's own mean over the stages: one mean for all would take intercepts of units without
+  # neighbours for effects.
+  cross = jnp.einsum("lnf,ln->f", x - mean_x.mean(axis=0, keepdims=True), y) / y.size
   return contrast @ jnp.linalg.solve(gram, cross)
 
 

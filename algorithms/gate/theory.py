@@ -210,18 +210,19 @@ def bias_theory(
 def known_gram(operators: Sequence[Graph], design: RolloutDesign) -> tuple[jax.Array, jax.Array]:
   """Pooled covariance and means of the features that the design implies, for `estimators.moment`.
 
-  Rows may sum to anything: a node without neighbours has exposure 0 in every stage. Units whose
-  rows sum to other values need intercepts that do not go with those values.
+  Rows may sum to anything: a node without neighbours has exposure 0 in every stage. Each unit is
+  centred by its own mean over the stages, so that its intercept does not matter. (Derived.)
 
   Returns:
-    `[F, F]` expected covariance over units and stages, and `[L, N, F]` expected features.
+    `[F, F]` expected covariance of a unit over its stages, mean over units, and `[L, N, F]` expected
+    features.
   """
   stacked = _stack(operators, design)
   gram, _ = _design_moments(stacked, design)
   ones = jnp.ones(design.cluster.shape[0], gram.dtype)
   totals = jnp.stack([graph_lib.apply(op, ones) for op in stacked], axis=-1)
   mean_x = design.shares[:, None, None] * totals[None, :, :]
-  centred = mean_x - mean_x.mean(axis=(0, 1), keepdims=True)
+  centred = mean_x - mean_x.mean(axis=0, keepdims=True)
   spread = jnp.einsum("lnf,lng->fg", centred, centred) / (mean_x.shape[0] * mean_x.shape[1])
   within = jnp.mean(design.shares * (1 - design.shares))
   return within * gram + spread, mean_x

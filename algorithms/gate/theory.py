@@ -214,8 +214,8 @@ def known_gram(operators: Sequence[Graph], design: RolloutDesign) -> tuple[jax.A
   centred by its own mean over the stages, so that its intercept does not matter. (Derived.)
 
   Returns:
-    `[F, F]` expected covariance of a unit over its stages, mean over units, and `[L, N, F]` expected
-    features.
+    `[F, F]` expected covariance of a unit over its stages, mean over units; and `[L, N, F]`
+    expected features.
   """
   stacked = _stack(operators, design)
   gram, _ = _design_moments(stacked, design)

@@ -1,12 +1,16 @@
 r"""GATE: the effect of treating everybody, from merged ramp-up stages of an A/B test on a network.
 
-python launch.py --config=gate                  # graph of 10,033 Wikipedia articles (fetched once)
-python launch.py --config=gate:smoke            # half a minute, a small simulated graph
-python launch.py --config=gate:lfr              # a simulated graph with communities
+python launch.py --config=gate                  # 10,033 Wikipedia articles (fetched once), 6 min
+python launch.py --config=gate:smoke            # a minute, a small simulated graph
+python launch.py --config=gate:lfr              # a simulated graph with communities, 4 min
 python launch.py --config=gate:movielens        # who rated the same films (fetched once)
 python launch.py --config=gate:social_insure    # a field experiment with spill-overs in 44 villages
 python launch.py --config=gate --config.graph=edges.csv --config.log=log.csv   # your own ramp-up
 python launch.py --config=gate:paper --config.graph=socfb-Stanford3.mtx        # the authors' study
+
+Expected on the Wikipedia graph (default preset, two_hop outcome, units randomised): merging all stages
+takes the bias of ols from -0.456 to -0.160, with clusters from -0.297 to -0.152; the bias formula says
+the same to 0.001.
 
 A log has the columns node, stage, share, z and y. Give your clusters as --config.clusters=file.csv
 (columns node, cluster) when treatment was drawn by cluster: standard errors depend on it.

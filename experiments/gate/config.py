@@ -8,9 +8,9 @@ python launch.py --config=gate:social_insure    # a field experiment with spill-
 python launch.py --config=gate --config.graph=edges.csv --config.log=log.csv   # your own ramp-up
 python launch.py --config=gate:paper --config.graph=socfb-Stanford3.mtx        # the authors' study
 
-Expected on the Wikipedia graph (default preset, two_hop outcome, units randomised): merging all stages
-takes the bias of ols from -0.456 to -0.160, with clusters from -0.297 to -0.152; the bias formula says
-the same to 0.001.
+Expected on the Wikipedia graph (default preset, two_hop outcome, units randomised): merging all
+stages takes the bias of ols from -0.456 to -0.160, with clusters from -0.297 to -0.152; the bias
+formula says the same to 0.001.
 
 A log has the columns node, stage, share, z and y. Give your clusters as --config.clusters=file.csv
 (columns node, cluster) when treatment was drawn by cluster: standard errors depend on it.

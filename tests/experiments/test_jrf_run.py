@@ -77,8 +77,13 @@ def test_killed_smoke_resumes_to_the_same_results(smoke, launch, tmp_path):
   workdir = tmp_path / "killed"
   arguments = ("--config=jrf:smoke", f"--workdir={workdir}")
   process = launch.start(*arguments)
-  first_checkpoint = workdir / "checkpoints"
-  process.wait_until(lambda: any(first_checkpoint.glob("*/*/_CHECKPOINT_METADATA")))
+
+  def has_checkpoint() -> bool:
+    # One that is being written has a longer name.
+    made = (workdir / "checkpoints").glob("*/*/_CHECKPOINT_METADATA")
+    return any(path.parent.name.isdigit() for path in made)
+
+  process.wait_until(has_checkpoint)
   process.send_signal(signal.SIGKILL)
   assert process.finish().returncode == -signal.SIGKILL
   resumed = launch(*arguments)

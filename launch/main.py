@@ -171,7 +171,7 @@ def _keep_compiled() -> None:
 
   if jax.config.jax_compilation_cache_dir is None:
     jax.config.update("jax_compilation_cache_dir", str(artifacts.cache_dir() / "compiled"))
-    # JAX's own second leaves most of the programs of a small run out.
+    # By default JAX keeps what took a second to compile, which leaves most of a small run out.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 

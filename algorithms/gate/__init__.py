@@ -25,7 +25,8 @@ from p_s to p_t, as they would under full treatment, so that variation is free o
 - `outcomes`, `interference`: the authors' simulations and the linear model of the theory.
 - `diagnostics`: what to tell the reader of an estimate (`warnings`).
 
-An interval of any of these estimators holds its noise, not its bias: print `bias_bound` beside it.
+An interval holds noise, not bias: print `bias_bound` beside it. Where the features miss
+interference it holds too little of the noise as well.
 
 Sources: the paper's abstract and introduction (problem, merging, regression), the authors' code
 (network, designs, simulated outcomes). The bias and variance formulas, the bound and the intervals

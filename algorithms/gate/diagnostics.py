@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-FEW_CLUSTERS = 30  # below, cluster-robust intervals are known to be too short
+FEW_CLUSTERS = 50  # the claims on intervals ask for as many
 ILL_CONDITIONED = 1e8
 
 
@@ -55,12 +55,12 @@ def warnings(
     )
   if num_clusters < FEW_CLUSTERS:
     found.append(
-      f"{num_clusters} randomisation units are too few for cluster-robust intervals; expect them "
-      "to be too short"
+      f"{num_clusters} randomisation units are few for cluster-robust intervals, which may be too "
+      "short"
     )
   if num_isolated:
     found.append(
-      f"{num_isolated} nodes have no neighbours: their exposure is 0 at every share, so the "
+      f"{num_isolated} nodes are influenced by nobody: their exposure is 0 at every share, so the "
       "regression's means are not those of the bias formula"
     )
   steps = np.diff(shares)
@@ -68,7 +68,8 @@ def warnings(
     if trend:
       found.append(
         "the shares only rise (or fall), so the trend over stages takes most of what merging "
-        "brings; a hold-out that is never treated would tell the two apart"
+        "brings; units that are neither treated nor linked to treated ones at any stage would tell "
+        "the two apart"
       )
     else:
       found.append(

@@ -3,7 +3,8 @@
 `ols` is the paper's: all rows of the merged stages, one common intercept. The intercept is the
 point: an intercept for each stage would take out the variation between stages, which is what
 identifies the spill-over. The standard errors are robust to correlation inside a randomisation unit
-within and across stages; they do not hold the bias.
+within and across stages. They do not hold the bias; and where the features miss interference, units
+that share neighbours have correlated residuals, which they do not see, and are too small.
 """
 
 from __future__ import annotations
@@ -229,7 +230,10 @@ def polynomial_rollout(y: jax.Array, weights: jax.Array) -> jax.Array:
 def interval(
   estimate: GateEstimate, num_clusters: int, level: float = 0.95
 ) -> tuple[jax.Array, jax.Array]:
-  """Student interval with K - 1 degrees of freedom: it covers the mean of the estimator.
+  """Student interval with K - 1 degrees of freedom.
+
+  It covers the mean of the estimator where the features carry the interference; where they miss
+  some it is too short even for that.
 
   Args:
     estimate: of `ols`.

@@ -1,4 +1,4 @@
-"""Bias and variance of merged stages under linear interference, exact and in O(E) memory.
+"""Bias and variance of merged stages under linear interference, without an N x N array.
 
 One stage has `Cov(z) = p (1 - p) S`, where `S = C C'` for Bernoulli clusters with indicator matrix
 C (the identity at unit level), and `S = K / (K - 1) (C C' - 1 1' / K)` where exactly `p K` clusters

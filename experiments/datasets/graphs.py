@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 import scipy.sparse
 
-from experiments.datasets.rows import csv_rows, text_lines
+from experiments.datasets.rows import csv_rows, text_lines, to_number
 from models import graph as graph_lib
 from models.graph import Graph
 
@@ -411,7 +411,7 @@ def _integer(path: pathlib.Path, line: int, field: str) -> int:
 
 
 def _weight(path: pathlib.Path, line: int, field: str, hint: str = "") -> float:
-  weight = _number(field)
+  weight = to_number(field)
   if not 0 <= weight < math.inf:
     raise ValueError(
       f"{path}, line {line}: the weight is {field[:80]!r}; expected a finite number, 0 or more."
@@ -420,16 +420,8 @@ def _weight(path: pathlib.Path, line: int, field: str, hint: str = "") -> float:
   return weight
 
 
-def _number(field: str) -> float:
-  """The number that `field` spells, or NaN."""
-  try:
-    return float(field)
-  except ValueError:
-    return math.nan
-
-
 def _is_number(field: str) -> bool:
-  return not math.isnan(_number(field))
+  return not math.isnan(to_number(field))
 
 
 def _make_table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 import pathlib
 import zlib
 from collections.abc import Iterator
@@ -56,3 +57,11 @@ def csv_rows(path: pathlib.Path, delimiter: str = ",") -> Iterator[tuple[int, li
       f"{path}, line {reader.line_num}: {error}; expected fields separated by {delimiter!r}, in "
       "double quotes where they hold one"
     ) from None
+
+
+def to_number(field: str) -> float:
+  """The number that `field` spells, or NaN."""
+  try:
+    return float(field)
+  except ValueError:
+    return math.nan

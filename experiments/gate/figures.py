@@ -161,8 +161,10 @@ def draw_network(run: Run, graph: Graph, cluster: np.ndarray, z: np.ndarray, wha
   run.figure("network", figure, caption)
 
 
-def draw_estimates(run: Run, rows: Sequence[Mapping[str, Any]], title: str) -> None:
-  """Estimates of a log with their intervals, largest single stage first."""
+def draw_estimates(
+  run: Run, rows: Sequence[Mapping[str, Any]], title: str, label: str = "GATE (units of y)"
+) -> None:
+  """Estimates with their intervals, in the order of the table."""
   figure, ax = plt.subplots(figsize=(7, 0.42 * len(rows) + 1.3))
   for i, row in enumerate(rows):
     ax.plot(row["estimate"], -i, "o", color=STYLE["ols"][0])
@@ -170,7 +172,7 @@ def draw_estimates(run: Run, rows: Sequence[Mapping[str, Any]], title: str) -> N
       ax.plot([row["low"], row["high"]], [-i, -i], color=STYLE["ols"][0])
   ax.set_yticks([-i for i in range(len(rows))], [row["name"] for row in rows], fontsize=8)
   ax.axvline(0, color="black", linewidth=0.8)
-  ax.set_xlabel("GATE (units of y)")
+  ax.set_xlabel(label)
   ax.set_title(title, fontsize=10)
   ax.grid(alpha=0.3, axis="x")
   caption = "Estimates with 95% intervals; the intervals do not hold the bias of interference."

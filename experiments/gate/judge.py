@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from algorithms.gate.diagnostics import FEW_CLUSTERS
 from experiments.gate.study import LEVELS, Plan
 from launch.claims import estimate, paired_t
 from launch.run import Run
@@ -28,8 +29,9 @@ AUTHORS = {
   ("square", "cluster"): (1.759, 1.699, 1.716, 1.760, 1.417),
 }
 AUTHORS_GRAPH = "Stanford3"
+AUTHORS_SHARES = (0.02, 0.05, 0.1, 0.25, 0.5)
 NOISE_FLOOR = 0.01  # of the Monte Carlo check of the theory, in units of the outcome
-MIN_CLUSTERS = 50  # fewer do not support the intervals
+MIN_CLUSTERS = FEW_CLUSTERS
 
 
 @dataclasses.dataclass
@@ -133,7 +135,10 @@ def _merging_helps(run: Run, table: Table, estimator: str, outcome: str) -> None
     merged, single = (table.distance(outcome, level, m, estimator) for m in (two, one))
     t = paired_t(single, merged)
     criteria[f"{level}: merged below single, paired t above 3"] = t > 3
-    criteria[f"{level}: single below unit-level DIM"] = single.mean() < single_dim
+    error = single.std(ddof=1) / math.sqrt(single.size)
+    criteria[f"{level}: single below unit-level DIM by 3 standard errors"] = (
+      single.mean() + 3 * error < single_dim
+    )
     said.append(f"{level} {single.mean():.3f} to {merged.mean():.3f} (t {t:.0f})")
   run.claim(
     f"merging-helps-{estimator}-{outcome}",
@@ -192,11 +197,18 @@ def _cluster_and_merge(run: Run, table: Table, estimator: str, outcome: str) -> 
   every, _, one, _ = largest(table)
   if not table.has(outcome, "unit", every, estimator):
     return
-  found = {
-    (level, merge): abs(table.bias(outcome, level, merge, estimator))
+  errors = {
+    (level, merge): table.distance(outcome, level, merge, estimator)
     for level in LEVELS
     for merge in (every, one)
   }
+  found = {cell: float(values.mean()) for cell, values in errors.items()}
+  best = errors["cluster", every]
+  margins = []
+  for cell, values in errors.items():
+    spread = math.hypot(values.std(ddof=1), best.std(ddof=1)) / math.sqrt(values.size)
+    if cell != ("cluster", every):
+      margins.append(float(values.mean() - best.mean()) / spread)
   run.claim(
     f"cluster-and-merge-{estimator}-{outcome}",
     f"Randomising clusters and merging all stages has the smallest bias of the four combinations "
@@ -204,7 +216,7 @@ def _cluster_and_merge(run: Run, table: Table, estimator: str, outcome: str) -> 
     source="paper",
     measured="absolute bias: " + ", ".join(f"{k[0]} {k[1]} {v:.3f}" for k, v in found.items()),
     criteria={
-      "cluster with all stages is the smallest": min(found, key=found.get) == ("cluster", every)
+      "cluster with all stages is the smallest, by 3 standard errors": min(margins) > 3,
     },
     n=len(table.get(outcome, "unit", one, estimator)),
   )
@@ -231,6 +243,7 @@ def _nesting(run: Run, table: Table) -> None:
     error = math.hypot(a.std(ddof=1) / math.sqrt(a.size), b.std(ddof=1) / math.sqrt(b.size))
     z = float(a.mean() - b.mean()) / error
     criteria[f"{level}: within 3 standard errors"] = abs(z) <= 3
+    criteria[f"{level}: within 0.01"] = abs(float(a.mean() - b.mean())) <= 0.01
     said.append(f"{level} {a.mean():.3f} against {b.mean():.3f} ({z:.1f} standard errors)")
   run.claim(
     "nesting-is-irrelevant",
@@ -251,7 +264,11 @@ def _square_root(run: Run, table: Table) -> None:
   for level in LEVELS:
     of_pair, of_all = (table.bias("sqrt", level, merge, "ols") for merge in (pair, every))
     criteria[f"{level}: the pair overshoots"] = of_pair > 0
-    criteria[f"{level}: all stages are closer"] = abs(of_all) < abs(of_pair)
+    errors = [table.get("sqrt", level, merge, "ols") for merge in (pair, every)]
+    margin = 3 * math.hypot(*(e.std(ddof=1) / math.sqrt(e.size) for e in errors))
+    criteria[f"{level}: all stages are closer by 3 standard errors"] = abs(of_all) + margin < abs(
+      of_pair
+    )
     said.append(f"{level} {of_pair:+.3f} with the pair, {of_all:+.3f} with all")
   run.claim(
     "sqrt-needs-stages",
@@ -287,21 +304,38 @@ def _curves(run: Run, table: Table) -> None:
 
 def _rivals(run: Run, table: Table) -> None:
   every, _, one, _ = largest(table)
-  for rival, level, merge, factor, what in (
-    ("ht", "cluster", one, 0.25, "cluster-level Horvitz-Thompson at the largest share"),
-    ("polynomial", "cluster", every, 0.5, "the polynomial roll-out estimator, which sees no graph"),
-  ):
-    ours = table.mse("two_hop", "cluster", every, "ols")
-    theirs = table.mse("two_hop", level, merge, rival)
-    run.claim(
-      f"beats-{rival}",
-      f"Merged ols has at most {factor:g} times the mean squared error of {what} "
-      "(two_hop outcome, clusters)",
-      source="ours",
-      measured=f"MSE {ours:.4g} against {theirs:.4g}: {ours / theirs:.3f} times",
-      criteria={f"at most {factor:g} times": ours <= factor * theirs},
-      n=len(table.get("two_hop", "cluster", every, "ols")),
-    )
+  ours = table.mse("two_hop", "cluster", every, "ols")
+  theirs = table.mse("two_hop", "cluster", one, "ht")
+  run.claim(
+    "beats-ht",
+    "Merged ols has at most a quarter of the mean squared error of cluster-level Horvitz-Thompson "
+    "at the largest share (two_hop outcome, clusters)",
+    source="ours",
+    measured=f"MSE {ours:.4g} against {theirs:.4g}: {ours / theirs:.3f} times",
+    criteria={"at most 0.25 times": ours <= 0.25 * theirs},
+    n=len(table.get("two_hop", "cluster", every, "ols")),
+  )
+  names = [m.name for m in table.plans["ramp"].merges]
+  criteria, said = {}, []
+  for level in LEVELS:
+    ours = {m: table.mse("two_hop", level, m, "ols") for m in names}
+    theirs = {
+      m: table.mse("two_hop", level, m, "polynomial")
+      for m in names
+      if table.has("two_hop", level, m, "polynomial")
+    }
+    a, b = min(ours, key=ours.get), min(theirs, key=theirs.get)
+    criteria[f"{level}: at most half"] = ours[a] <= 0.5 * theirs[b]
+    said.append(f"{level} RMSE {math.sqrt(ours[a]):.3f} ({a}), {math.sqrt(theirs[b]):.3f} ({b})")
+  run.claim(
+    "beats-polynomial",
+    "At the best merge of each, ols has at most half of the mean squared error of the polynomial "
+    "roll-out estimator, which sees no graph (two_hop outcome; with a pair of stages it is a line)",
+    source="ours",
+    measured="ols and polynomial: " + "; ".join(said),
+    criteria=criteria,
+    n=len(table.get("two_hop", "unit", every, "ols")),
+  )
 
 
 def theory_merges(table: Table) -> tuple[str, ...]:
@@ -325,9 +359,10 @@ def _theory(
         expected = theory[level, estimator, merge]["finite"]
         gap = abs(table.bias("two_hop", level, merge, estimator) - expected)
         worst = max(worst, gap)
-        allowed = 3 * error + (NOISE_FLOOR if level == "unit" else 0.1 * abs(expected))
+        tight = level == "unit" or estimator == "dim"
+        allowed = 3 * error + (NOISE_FLOOR if tight else 0.1 * abs(expected))
         criteria[f"{estimator}, {merge}"] = gap <= allowed
-    rule = "0.01" if level == "unit" else "10%"
+    rule = "0.01" if level == "unit" else "0.01 (difference in means) or 10% (ols)"
     run.claim(
       f"theory-{level}",
       f"The bias formula, with its correction for finitely many clusters, gives the Monte Carlo "
@@ -364,7 +399,13 @@ def _coverage(run: Run, coverage: Mapping[tuple[str, str], Mapping[str, Any]]) -
 
 
 def _authors_table(run: Run, table: Table, graph_name: str) -> None:
-  on_their_graph = AUTHORS_GRAPH.lower() in graph_name.lower()
+  config = run.config
+  on_their_graph = (
+    AUTHORS_GRAPH.lower() in graph_name.lower()
+    and tuple(config.shares) == AUTHORS_SHARES
+    and config.gnn.rectify_output
+    and not config.gnn.normalise_degree
+  )
   close: list[bool] = []
   for (outcome, level), means in AUTHORS.items():
     for count, mean in zip(range(5, 0, -1), means, strict=True):
@@ -374,7 +415,8 @@ def _authors_table(run: Run, table: Table, graph_name: str) -> None:
   held = bool(np.mean(close) >= 0.8) if close else None
   run.claim(
     "authors-table",
-    "The network's means on Stanford3 are those of the authors' stored outputs, to 0.05",
+    "The network's means on Stanford3 are those of the authors' stored outputs, to 0.05 in at "
+    "least 80% of the cells (the dynamic outcome is left out: their clusters are scrambled there)",
     source="authors' code",
     paper_value="linear, unit: 1.890 with 5 stages, 1.049 with one",
     measured=f"{sum(close)} of {len(close)} cells within 0.05"

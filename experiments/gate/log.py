@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.datasets.rows import csv_rows
+from experiments.datasets.rows import csv_rows, to_number
 
 COLUMNS = ("node", "stage", "share", "z", "y")
 
@@ -88,7 +88,7 @@ def read_log(
       )
     if not label:
       raise ValueError(f"{path}, line {line}: stage is empty; expected the name of a stage")
-    share, z, y = map(_number, values)
+    share, z, y = map(to_number, values)
     if not 0 <= share <= 1:
       raise ValueError(
         f"{path}, line {line}: share is {values[0]!r}; expected a number from 0 to 1, not percent"
@@ -197,7 +197,7 @@ def _place(
 
 
 def _stage_order(labels: Sequence[str]) -> list[int]:
-  values = [_number(label) for label in labels]
+  values = [to_number(label) for label in labels]
   if any(math.isnan(value) for value in values):
     return sorted(range(len(labels)), key=lambda i: labels[i])
   return sorted(range(len(labels)), key=lambda i: values[i])
@@ -225,11 +225,3 @@ def _warnings(
         + ("was it drawn by cluster?" if cluster is None else "are these the clusters of the draw?")
       )
   return tuple(warnings)
-
-
-def _number(field: str) -> float:
-  """The number that `field` spells, or NaN."""
-  try:
-    return float(field)
-  except ValueError:
-    return math.nan

@@ -14,6 +14,7 @@ from experiments.datasets.rows import csv_rows
 from experiments.gate.study import Network
 from launch.run import Run
 from models import graph as graph_lib
+from models.graph import Graph
 
 NAMED = {
   "wiki": "mentions among 10,033 Wikipedia articles (real)",
@@ -46,11 +47,7 @@ def load(config: ml_collections.ConfigDict, run: Run) -> Network:
       "communities",
       lambda: graphs.cluster_nodes(graph, resolution=c.resolution, seed=c.seed),
     )
-  run.say(
-    f"{title(config)}: {graph.num_nodes:,} nodes, {graph.weights.shape[0]:,} directed edges, "
-    f"{int(cluster.max()) + 1} clusters; left out: {len(table.names) - kept.size} nodes without "
-    f"neighbours, {table.self_loops} self-loops, {table.duplicates} repeated edges"
-  )
+  run.say(f"{describe(config, table, graph, kept)}; {int(cluster.max()) + 1} clusters")
   paths = int(np.sum(np.square(np.asarray(graph_lib.degree(graph)))))
   second_hop = None
   if paths <= MAX_PATHS:
@@ -66,6 +63,23 @@ def load(config: ml_collections.ConfigDict, run: Run) -> Network:
 def title(config: ml_collections.ConfigDict) -> str:
   """What the report calls the graph."""
   return NAMED.get(config.graph, pathlib.Path(config.graph).name)
+
+
+def describe(
+  config: ml_collections.ConfigDict, table: EdgeTable, graph: Graph, kept: np.ndarray
+) -> str:
+  """The graph in a line, and what was left out of it."""
+  dropped = {
+    "nodes that nobody influences": len(table.names) - kept.size,
+    "self-loops": table.self_loops,
+    "repeated edges": table.duplicates,
+    "edges of weight 0": table.zero_weights,
+  }
+  left = ", ".join(f"{count:,} {what}" for what, count in dropped.items() if count)
+  return (
+    f"{title(config)}: {graph.num_nodes:,} nodes, {graph.weights.shape[0]:,} directed edges"
+    + (f", left out {left}" if left else "")
+  )
 
 
 def read(config: ml_collections.ConfigDict) -> EdgeTable:

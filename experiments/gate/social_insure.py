@@ -68,7 +68,10 @@ def run(config: ml_collections.ConfigDict, run: Run) -> None:
     "name biases them"
   )
   _claims(run, int(hamlet.max()) + 1, own, first, together, passed)
-  figures.draw_estimates(run, rows, "Rice insurance: effects on second-round take-up")
+  title = "Rice insurance: effects on second-round take-up"
+  figures.draw_estimates(
+    run, rows, title, "effect (probability; last row per unit of take-up rate)"
+  )
 
 
 def _others(group: np.ndarray, subgroup: np.ndarray | None) -> tuple[Graph, np.ndarray]:
@@ -111,7 +114,10 @@ def _regress(
 def _wald(
   instrument: np.ndarray, treatment: np.ndarray, outcome: np.ndarray, cluster: np.ndarray
 ) -> tuple[float, float, float, float]:
-  """Effect per unit of treatment with one instrument; the interval by the delta method."""
+  """Effect per unit of treatment with one instrument; the interval by the delta method.
+
+  It is an effect of the treatment only if the instrument acts on the outcome through it alone.
+  """
   everyone = np.arange(outcome.size)
   first = _regress(everyone, None, instrument, treatment, cluster)[0]
   ratio = _regress(everyone, None, instrument, outcome, cluster)[0] / first
@@ -157,13 +163,13 @@ def _claims(
   run.claim(
     "takeup-passes-on",
     "Second-round households follow the first-round take-up of their natural village (default as "
-    "instrument)",
+    "instrument, which is assumed to act through it alone)",
     source="ours",
     criteria={"the 95% interval is above 0": passed[2] > 0},
     **said(passed),
   )
   run.claim(
-    "sessions-do-not-spill",
+    "sessions-raise-takeup",
     "Sending everybody of the second round to an intensive session, own effect and neighbours' "
     "together, raises take-up",
     source="ours",

@@ -265,10 +265,7 @@ def spread(
   def mapped(setup: Any, keys: jax.Array) -> Any:
     return jax.lax.map(lambda key: replicate(setup, key), keys, batch_size=batch)
 
-  # Without the check, gradients inside a replication stay its own: with it, those of parameters
-  # that all devices share would be added up over the devices.
-  specs = {"in_specs": (P(), P("data")), "out_specs": P("data")}
-  return jax.jit(jax.shard_map(mapped, mesh=mesh, check_vma=False, **specs))
+  return jax.jit(jax.shard_map(mapped, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data")))
 
 
 def _everywhere(value: jax.Array) -> np.ndarray:

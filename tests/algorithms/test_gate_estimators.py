@@ -482,12 +482,12 @@ def test_warnings_name_the_weakness_of_a_design():
   assert diagnostics.warnings(hold_out, 60, features="spline") == []
   assert "condition number 1e+12" in only(hold_out, 60, condition=1e12)
   assert "condition number nan" in only(hold_out, 60, condition=float("nan"))
-  assert "a share of 0.02 of 40 randomisation units is less than one" in only(hold_out, 40)
-  assert "12 randomisation units are too few" in only((0.1, 0.5, 0.0), 12)
-  assert "3 nodes have no neighbours" in only(hold_out, 60, num_isolated=3)
+  assert "a share of 0.01 of 60 randomisation units is less than one" in only((0.01, 0.5, 0.1), 60)
+  assert "12 randomisation units are few" in only((0.1, 0.5, 0.0), 12)
+  assert "3 nodes are influenced by nobody" in only(hold_out, 60, num_isolated=3)
   for shares in ((0.02, 0.1, 0.5), (0.5, 0.1, 0.1)):
     assert "cannot be told from the effect of the share" in only(shares, 60)
-    assert "hold-out" in only(shares, 60, trend=True)
+    assert "linked to treated ones" in only(shares, 60, trend=True)
   found = diagnostics.warnings((0.5,), 10, features="spline", condition=np.inf, num_isolated=1)
   assert len(found) == 5
   assert "v_b = 0" in found[0]

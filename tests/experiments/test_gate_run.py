@@ -171,7 +171,7 @@ def test_a_log_gives_its_gate_and_says_what_it_rests_on(launch, tmp_path):
   np.testing.assert_allclose(design["v_b"], np.var(shares))
   assert design["bias bound"] > 0
   assert "bias bound" in done.stderr
-  assert any("10 randomisation units are too few" in text for text in found["warnings"])
+  assert any("10 randomisation units are few" in text for text in found["warnings"])
   assert any("trend in time" in text for text in found["warnings"])
   assert set(found["figures"]) == {"estimates", "means", "network"}
 

@@ -1,32 +1,11 @@
-"""JRF with rows sharded over 8 devices equals one device.
-
-The checks need 8 devices, fixed before jax is first used: the test runs this file as a script in a
-process of its own.
-"""
-
-import os
-import pathlib
-import subprocess
-import sys
+"""JRF with rows sharded over 8 devices equals one device."""
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
 
 @pytest.mark.multidevice
-def test_sharded_training_equals_one_device():
-  environment = os.environ | {
-    "JAX_PLATFORMS": "cpu",
-    "JAX_ENABLE_X64": "1",
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "PYTHONPATH": str(ROOT),
-  }
-  result = subprocess.run(
-    [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=300
-  )
-  assert result.returncode == 0, result.stdout + result.stderr
-  assert "all checks passed" in result.stdout
+def test_sharded_training_equals_one_device(on_eight_devices):
+  on_eight_devices(__file__)
 
 
 def main() -> None:

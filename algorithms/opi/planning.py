@@ -274,6 +274,8 @@ def solve_sharded(
   missing = [name for name in axes if name not in mesh.axis_names]
   if missing:
     raise ValueError(f"axis = {axis!r}; expected axes of the mesh, which has {mesh.axis_names}")
+  # A mesh with explicit axes would want every array resharded by hand.
+  mesh = Mesh(mesh.devices, mesh.axis_names)
   concrete = is_concrete((mdp, initial_value))
   if concrete:
     check_mdp(mdp)

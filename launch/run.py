@@ -38,6 +38,7 @@ CONTENTS = (
   "figures",
   "tensorboard",
   "metrics.jsonl",
+  "solution.npz",
   "processes.txt",
   "results.json",
   "report.html",

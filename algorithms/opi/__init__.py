@@ -42,6 +42,7 @@ from algorithms.opi.model import (
 )
 from algorithms.opi.monte_carlo import (
   UPDATES,
+  EnvStep,
   Episode,
   MonteCarloConfig,
   MonteCarloState,
@@ -74,6 +75,7 @@ __all__ = [
   "METHODS",
   "STOPPING",
   "UPDATES",
+  "EnvStep",
   "Episode",
   "Evaluation",
   "LinearResult",

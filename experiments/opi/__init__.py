@@ -1,0 +1,1 @@
+"""Optimistic policy iteration on tables, structural models and sampled returns."""

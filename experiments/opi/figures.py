@@ -97,16 +97,16 @@ def flow(run: Run, field: Mapping[str, Any]) -> None:
   )
 
 
-def simulations(run: Run, simulated: Mapping[float, Mapping[str, np.ndarray]], every: int) -> None:
+def simulations(run: Run, simulated: Mapping[float, Mapping[str, np.ndarray]]) -> None:
   """q(0, 0) of every seed, with and without the repair."""
   figure, axes = plt.subplots(1, len(simulated), figsize=(3.6 * len(simulated), 3.2), sharey=True)
   for axis, (ratio, modes) in zip(np.atleast_1d(axes), simulated.items(), strict=True):
     for colour, (mode, trace) in zip(COLOURS, modes.items(), strict=False):
-      x = every * np.arange(1, trace.shape[1] + 1)
+      x = np.arange(1, trace.shape[1] + 1) / trace.shape[1]
       lines = axis.plot(x, trace[:, :, 0, 0].T, color=colour, lw=0.7)
       lines[0].set_label(mode)
     axis.axhline(24, color="k", lw=0.8, ls=":")
-    axis.set(title=f"rho = {ratio:g}", xlabel="updates")
+    axis.set(title=f"rho = {ratio:g}", xlabel="share of the updates")
   np.atleast_1d(axes)[0].set_ylabel("q(0, 0)")
   np.atleast_1d(axes)[0].legend(frameon=False, fontsize=8)
   figure.tight_layout()

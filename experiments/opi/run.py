@@ -44,16 +44,17 @@ def claims(config: ml_collections.ConfigDict, run: Run) -> None:
 
   run.say("counterexample: mean field")
   field = run.unit("mean field", functools.partial(study.mean_field, config))
+  traces = {
+    mode: run.unit(f"counterexample {mode}", functools.partial(study.simulation, config, run, mode))
+    for mode in run.progress(study.MODES, "counterexample: simulations")
+  }
   simulated = {
-    ratio: run.unit(
-      f"counterexample {ratio}", functools.partial(study.simulation, config, run, ratio)
-    )
-    for ratio in run.progress(tuple(config.counterexample.simulated), "simulations")
+    ratio: {mode: trace[i] for mode, trace in traces.items()}
+    for i, ratio in enumerate(config.counterexample.simulated)
   }
   judge.counterexample(run, field, simulated)
   figures.flow(run, field)
-  every = max(1, config.counterexample.updates // 300)
-  figures.simulations(run, simulated, every)
+  figures.simulations(run, simulated)
 
   run.say("uniform updates within states")
   judge.uniform(run, run.unit("uniform", functools.partial(study.uniform, config, run)))

@@ -190,36 +190,44 @@ def mean_field(config: ml_collections.ConfigDict) -> dict[str, Any]:
   return found
 
 
-def simulation(config: ml_collections.ConfigDict, run: Run, ratio: float) -> dict[str, Any]:
-  """Monte Carlo on the counterexample: as it is, with the repair, and with the simpler repair."""
+def simulation(config: ml_collections.ConfigDict, run: Run, mode: str) -> np.ndarray:
+  """Monte Carlo on the counterexample at every rho and seed side by side.
+
+  Returns:
+    q after every 300th part of the updates, `[ratios, seeds, trace, 2, 2]`.
+  """
   settings = config.counterexample
   mdp = models.counterexample()
-  sampler, start = opi.table_sampler(mdp), models.biased_start(ratio)
+  sampler = opi.table_sampler(mdp)
   first = jnp.array([[0.0, -1.0], [0.0, 0.0]])
-  every = max(1, settings.updates // 300)
-  keys = jax.random.split(run.key(f"counterexample/{ratio}"), settings.seeds)
-  modes = {
-    "plain": opi.MonteCarloConfig(settings.step_size, horizon=settings.horizon),
-    "repaired": opi.MonteCarloConfig(settings.step_size, uniformise=True, horizon=settings.horizon),
-    "first visit": opi.MonteCarloConfig(
-      settings.step_size, update="first", horizon=2 * settings.horizon
-    ),
-  }
-  found = {}
-  for mode, mc_config in modes.items():
+  # First visits take episodes twice as long, see `MonteCarloConfig`.
+  updates = settings.updates // (2 if mode == "first visit" else 1)
+  every = trace_every(updates)
+  horizon = settings.horizon
+  step = settings.step_size
+  mc_config = {
+    "plain": opi.MonteCarloConfig(step, horizon=horizon),
+    "repaired": opi.MonteCarloConfig(step, uniformise=True, horizon=horizon),
+    "first visit": opi.MonteCarloConfig(step, update="first", horizon=2 * horizon),
+  }.get(mode)
 
-    def learn(key: jax.Array, mc_config=mc_config) -> tuple[Any, jax.Array]:
-      return opi.mc_run(
-        key, sampler, start, mdp.discount, mc_config, first, settings.updates, every
-      )
+  def learn(ratio: jax.Array, key: jax.Array) -> jax.Array:
+    start = models.biased_start(ratio)
+    if mc_config is None:
+      return _cumulative_repair(key, sampler, start, mdp, settings, first, every)
+    return opi.mc_run(key, sampler, start, mdp.discount, mc_config, first, updates, every)[1]
 
-    found[mode] = np.asarray(jax.jit(jax.vmap(learn))(keys)[1])
+  ratios = jnp.asarray(settings.simulated)
+  keys = jax.random.split(run.key("counterexample"), (ratios.size, settings.seeds))
+  return np.asarray(jax.jit(jax.vmap(jax.vmap(learn, (None, 0))))(ratios, keys))
 
-  def cumulative(key: jax.Array) -> jax.Array:
-    return _cumulative_repair(key, sampler, start, mdp, settings, first, every)
 
-  found["cumulative repair"] = np.asarray(jax.jit(jax.vmap(cumulative))(keys))
-  return found
+MODES = ("plain", "repaired", "cumulative repair", "first visit")
+
+
+def trace_every(updates: int) -> int:
+  """Updates between two entries of a trace."""
+  return max(1, updates // 300)
 
 
 def _cumulative_repair(

@@ -1,13 +1,13 @@
 r"""OPI: optimistic policy iteration, between value and policy iteration, planned and sampled.
 
-python launch.py --config=opi                          # all models and claims, 4 min on 2 cores
-python launch.py --config=opi:smoke                    # half a minute, every code path
+python launch.py --config=opi                          # all models and claims, 5 min on 2 cores
+python launch.py --config=opi:smoke                    # a minute, every code path
 python launch.py --config=opi:mdp --config.file=my.npz # your own model from a file
 python launch.py --config=opi:mdp --config.factory=my_model.py:build       # or from a function
 python launch.py --config=opi:paper --config.mesh.data=-1   # 10 million states over the mesh
 
-Expected (default preset): the investment model takes 1,463 iterations with one sweep each and about
-16 with 100; the counterexample is stuck at q(0,0) = 1.6 with rho = 10, and the repair frees it.
+Expected (default preset): the investment model takes 1,463 iterations with one sweep each and 16
+with 100; the counterexample is stuck near q(0,0) = 1.7 with rho = 10, and the repair frees all seeds.
 
 A file has reward [S, A], discount, and either next_state and probability [S, A, K] or transition
 [S, A, S]; optionally mask [S, A]. The solution is left in WORKDIR/solution.npz.

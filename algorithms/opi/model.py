@@ -217,7 +217,13 @@ def check_mdp(mdp: MDP) -> None:
 
 def is_concrete(tree: Any) -> bool:
   """Whether every array of a pytree has values now, so that they can be checked."""
-  return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+  try:
+    # Asking a traced array where it lies is an error; an array over many hosts answers.
+    for leaf in jax.tree.leaves(tree):
+      _ = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
+  except jax.errors.ConcretizationTypeError:
+    return False
+  return True
 
 
 def _check_shapes(mdp: TabularMDP | SparseMDP) -> None:

@@ -7,7 +7,7 @@ python launch.py --config=opi:mdp --config.factory=my_model.py:build       # or 
 python launch.py --config=opi:paper --config.mesh.data=-1   # 10 million states over the mesh
 
 Expected (default preset): the investment model takes 1,463 iterations with one sweep each and 16
-with 100; the counterexample is stuck near q(0,0) = 1.7 with rho = 10, and the repair frees all seeds.
+with 100; the counterexample is stuck near q(0,0) = 1.7 at rho 10, and the repair frees all seeds.
 
 A file has reward [S, A], discount, and either next_state and probability [S, A, K] or transition
 [S, A, S]; optionally mask [S, A]. The solution is left in WORKDIR/solution.npz.

@@ -94,7 +94,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("sweeps", [1, 5, (1, 2, 30), None])
+@pytest.mark.parametrize("sweeps", [1, (1, 2, 30), None])
 def test_value_bounds_and_policy_are_those_of_policy_iteration(name, sweeps):
   mdp = MODELS[name]()
   best = reference(mdp)

@@ -1,0 +1,62 @@
+"""Heads, MLP and vocabulary over 4 devices and rows over 2 equal one device."""
+
+import pytest
+
+
+@pytest.mark.multidevice
+def test_sharded_forward_and_generation_equal_one_device(on_eight_devices):
+  on_eight_devices(__file__)
+
+
+def main() -> None:
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+  from jax.sharding import AxisType
+
+  from models.transformer import (
+    SamplingConfig,
+    Transformer,
+    TransformerConfig,
+    generate,
+    param_shardings,
+  )
+
+  assert jax.device_count() == 8
+  mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+  config = TransformerConfig(
+    vocab_size=48,
+    num_layers=2,
+    hidden_size=32,
+    mlp_size=64,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=8,
+    dtype="float64",
+  )
+  tokens = jnp.asarray(np.random.default_rng(0).integers(0, 48, (4, 12)), jnp.int32)
+  params = Transformer(config).init(jax.random.key(0), tokens)
+  params = jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, params)
+  run = jax.jit(lambda params, tokens: Transformer(config).apply(params, tokens).logits)
+  expected = run(params, tokens)
+  shardings = param_shardings(params, config, mesh)
+  placed = jax.device_put(params, shardings)
+  kernel = placed["params"]["layers_0"]["attention"]["k"]["kernel"]
+  assert kernel.addressable_shards[0].data.shape == (32, 8)  # one of four key heads
+  rows = jax.device_put(tokens, jax.NamedSharding(mesh, jax.P("data")))
+  np.testing.assert_allclose(run(placed, rows), expected, atol=1e-6)
+  prompts = np.asarray(tokens)[:, :5].tolist()
+  sampling = SamplingConfig(max_new_tokens=8)
+  np.testing.assert_array_equal(
+    generate(placed, config, prompts, sampling).tokens,
+    generate(params, config, prompts, sampling).tokens,
+  )
+  # Three key heads do not divide four devices: they stay whole.
+  odd = config.replace(num_heads=6, num_kv_heads=3)
+  spec = param_shardings(params, odd, mesh)["params"]["layers_0"]["attention"]["k"]["kernel"].spec
+  assert tuple(spec) == (None, None)
+  print("all checks passed")
+
+
+if __name__ == "__main__":
+  main()

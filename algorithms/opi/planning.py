@@ -42,7 +42,8 @@ class OPIConfig:
     lookahead: H, 1 or more backups before the greedy step.
     lam: weight of lambda policy iteration in [0, 1]: `v <- (1 - lam) sum_l lam^l T_mu^(l+1) w`,
       the sum cut after m terms, the last with the weight of all later ones. None is 1.
-    epsilon: the policy returned loses at most this much value in any state.
+    epsilon: the policy returned loses at most this much value in any state. None is 1e-6, or what
+      the values' type resolves where that is more; a number that it does not resolve is an error.
     stopping: "span" (Puterman, section 6.6) or "norm" of `T w - w`.
     max_iterations: cap on greedy steps; None is a bound that exact arithmetic cannot reach.
 
@@ -53,7 +54,7 @@ class OPIConfig:
   num_sweeps: int | Sequence[int] | None = 20
   lookahead: int = 1
   lam: float | None = None
-  epsilon: float = 1e-6
+  epsilon: float | None = None
   stopping: str = "span"
   max_iterations: int | None = None
 
@@ -70,7 +71,7 @@ class OPIConfig:
       raise ValueError(f"lookahead = {self.lookahead!r}; expected an integer of 1 or more")
     if self.lam is not None and not 0 <= self.lam <= 1:
       raise ValueError(f"lam = {self.lam}; expected a weight in [0, 1]")
-    if not 0 < self.epsilon < float("inf"):
+    if self.epsilon is not None and not 0 < self.epsilon < float("inf"):
       raise ValueError(f"epsilon = {self.epsilon}; expected a positive number")
     if self.stopping not in STOPPING:
       raise ValueError(f"stopping = {self.stopping!r}; expected one of {', '.join(STOPPING)}")
@@ -414,10 +415,14 @@ def _partial_evaluation(
   )
 
 
-def _threshold(mdp: MDP, config: OPIConfig, dtype: object) -> jax.Array:
+def _threshold(mdp: MDP, config: OPIConfig, state: OPIState) -> jax.Array:
   """What the span or twice the norm of `T w - w` must stay below."""
+  dtype = state.improved.dtype
   discount = jnp.maximum(jnp.asarray(mdp.discount, dtype), jnp.finfo(dtype).tiny)
-  return config.epsilon * (1 - mdp.discount) / discount
+  scale = (1 - mdp.discount) / discount
+  if config.epsilon is None:
+    return jnp.maximum(1e-6 * scale, _floor(state))
+  return config.epsilon * scale
 
 
 def _measure(state: OPIState, config: OPIConfig) -> jax.Array:
@@ -434,10 +439,8 @@ def _floor(state: OPIState) -> jax.Array:
 def _loop(
   mdp: MDP, config: OPIConfig, value: jax.Array, valid: jax.Array | None, devices: _Devices
 ) -> tuple[OPIResult, jax.Array]:
-  threshold = _threshold(mdp, config, value.dtype)
-
   def running(state: OPIState) -> jax.Array:
-    measure = _measure(state, config)
+    measure, threshold = _measure(state, config), _threshold(mdp, config, state)
     # Below the resolution of the type nothing gets better: stop instead of running to the cap.
     stalled = (measure <= _floor(state)) & (state.span >= state.previous)
     return (
@@ -466,7 +469,7 @@ def _result(mdp: MDP, config: OPIConfig, state: OPIState) -> OPIResult:
   gain = mdp.discount / (1 - mdp.discount)
   rounding = _floor(state) / (1 - mdp.discount)
   lower, upper = gain * state.low, gain * state.high
-  threshold = _threshold(mdp, config, state.improved.dtype)
+  threshold = _threshold(mdp, config, state)
   return OPIResult(
     value=state.improved + (lower + upper) / 2,
     policy=state.policy,

@@ -315,6 +315,28 @@ def test_the_default_cap_always_suffices():
         assert opi.solve(mdp, config).converged
 
 
+@pytest.mark.parametrize("name", ["patient", "masked", "counterexample", "one state"])
+def test_the_default_accuracy_suits_the_type(name):
+  mdp = MODELS[name]()
+  best = reference(mdp)
+  assert np.max(abs(opi.solve(mdp).value - best)) < 1e-6
+
+  def cast(model, dtype):
+    return jax.tree.map(
+      lambda x: x if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, dtype), model
+    )
+
+  single = cast(mdp, jnp.float32)
+  # Rounding the model moves its solution: the reference is of the rounded one.
+  best = reference(cast(single, jnp.float64))
+  found = opi.solve(single)
+  assert found.converged
+  assert found.value.dtype == jnp.float32
+  assert np.all(found.lower <= best)
+  assert np.all(best <= found.upper)
+  assert np.max(abs(found.value - best)) < 1e-4 * max(1, np.max(abs(best)))
+
+
 def test_epsilon_below_the_type_is_refused_with_a_number_that_works():
   mdp = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), MODELS["patient"]())
   with pytest.raises(ValueError, match="enable float64") as caught:

@@ -11,8 +11,6 @@ from experiments.opi.config import get_config
 
 # v5e has 17 GB a chip: its slice of four does not hold 10 million states with 80 successors.
 CHIPS = ("v5p:2x2x1", "v6e:2x2", "A100", "H200")
-# Devices exchange rows of the value; only extremes are reduced.
-ADDS_UP = False
 
 
 def lower(mesh: Mesh) -> jax.stages.Lowered:

@@ -36,7 +36,7 @@ class TabularMDP:
 
   @property
   def dtype(self) -> Any:
-    return jnp.result_type(self.reward, self.transition)
+    return jnp.result_type(self.reward, self.transition, self.discount)
 
 
 @struct.dataclass
@@ -67,7 +67,7 @@ class SparseMDP:
 
   @property
   def dtype(self) -> Any:
-    return jnp.result_type(self.reward, self.probability)
+    return jnp.result_type(self.reward, self.probability, self.discount)
 
 
 @struct.dataclass
@@ -149,7 +149,7 @@ def policy_rows(mdp: MDP, policy: jax.Array) -> tuple[jax.Array, Callable[..., j
   if isinstance(mdp, OperatorMDP):
     reward = mdp.policy_backup(policy, jnp.zeros(mdp.num_states, mdp.dtype))
     return reward, lambda v: mdp.policy_backup(policy, v) - reward
-  reward = jnp.take_along_axis(mdp.reward, policy[:, None], axis=1)[:, 0]
+  reward = jnp.take_along_axis(mdp.reward, policy[:, None], axis=1)[:, 0].astype(mdp.dtype)
   chosen = policy[:, None, None]
   if isinstance(mdp, SparseMDP):
     successor = jnp.take_along_axis(mdp.next_state, chosen, axis=1)[:, 0]
@@ -186,6 +186,11 @@ def check_mdp(mdp: MDP) -> None:
       f"discount = {mdp.discount}; expected one number in [0, 1). Undiscounted models need "
       "absorbing states and proper policies, which this solver does not assume"
     )
+  if not jnp.asarray(mdp.discount, mdp.dtype) < 1:
+    raise ValueError(
+      f"discount = {mdp.discount} is 1 when rounded to {jnp.dtype(mdp.dtype).name}; enable float64 "
+      "(jax_enable_x64) or lower it"
+    )
   if isinstance(mdp, OperatorMDP):
     q = mdp.backup(jnp.zeros(mdp.num_states, mdp.dtype))
     if q.shape != (mdp.num_states, mdp.num_actions):
@@ -193,6 +198,16 @@ def check_mdp(mdp: MDP) -> None:
         f"backup returns shape {q.shape}; expected [num_states, num_actions] = "
         f"[{mdp.num_states}, {mdp.num_actions}]"
       )
+    swept = mdp.policy_backup(greedy(q)[0], jnp.zeros(mdp.num_states, mdp.dtype))
+    if swept.shape != (mdp.num_states,):
+      raise ValueError(
+        f"policy_backup returns shape {swept.shape}; expected [num_states] = [{mdp.num_states}]"
+      )
+    for name, found in (("backup", q), ("policy_backup", swept)):
+      if found.dtype != mdp.dtype:
+        raise ValueError(
+          f"{name} returns {found.dtype}; expected the model's dtype, {jnp.dtype(mdp.dtype).name}"
+        )
     _refuse(jnp.isnan(q) | (q == jnp.inf), q, "backup(0)", "a number, or -inf if infeasible")
     _check_feasible(q > -jnp.inf)
     return
@@ -211,7 +226,8 @@ def check_mdp(mdp: MDP) -> None:
     outside = (mdp.next_state < 0) | (mdp.next_state >= mdp.num_states)
     _refuse(outside, mdp.next_state, "next_state", f"a state, 0..{mdp.num_states - 1}")
   total = rows.sum(axis=-1)
-  tolerance = max(1e-6, 2 * float(jnp.finfo(rows.dtype).eps) * rows.shape[-1] ** 0.5)
+  eps = float(jnp.finfo(jnp.result_type(rows.dtype, float)).eps)
+  tolerance = max(1e-6, 2 * eps * rows.shape[-1] ** 0.5)
   _refuse(mask & ~(abs(total - 1) <= tolerance), total, "sum of probabilities", "1")
 
 

@@ -184,7 +184,7 @@ def mc_update_first(
   first = jnp.full(num_states * num_actions, length, jnp.int32)
   first = first.at[flat].min(jnp.arange(length, dtype=jnp.int32)).reshape(num_states, num_actions)
   visited = first < length
-  returns = episode.returns[jnp.minimum(first, length - 1)]
+  returns = episode.returns[jnp.minimum(first, length - 1)].astype(state.q.dtype)
   best = jnp.argmax(state.q, axis=1)
   counts = state.counts.at[jnp.arange(num_states), best].add(visited.astype(jnp.int32))
   every_action = jax.vmap(_step_size, in_axes=(None, None, None, 0, None))
@@ -288,7 +288,7 @@ def mc_sync_run(
     return value, value
 
   inputs = (jnp.arange(num_updates), jax.random.split(key, num_updates))
-  return jax.lax.scan(update, jnp.asarray(value), inputs)
+  return jax.lax.scan(update, jnp.asarray(value, mdp.dtype), inputs)
 
 
 def policy_q(mdp: MDP, policy: jax.Array) -> jax.Array:

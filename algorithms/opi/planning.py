@@ -89,7 +89,8 @@ class OPIState:
     policy: `[S]` int32.
     low: smallest entry of `T w - w`.
     high: largest entry.
-    size: largest `|T w|`.
+    bottom: smallest entry of `T w`.
+    top: largest entry.
     first: largest `|T w - w|` of the first iteration, from which the cap follows.
     previous: the span of the iteration before.
     iteration: greedy steps made.
@@ -100,7 +101,8 @@ class OPIState:
   policy: jax.Array
   low: jax.Array
   high: jax.Array
-  size: jax.Array
+  bottom: jax.Array
+  top: jax.Array
   first: jax.Array
   previous: jax.Array
   iteration: jax.Array
@@ -118,7 +120,7 @@ class OPIResult:
     value: `[S]` midpoint of the bounds, so its error is at most `(upper - lower) / 2`.
     policy: `[S]` int32, epsilon-optimal if `converged`.
     lower: `[S]` MacQueen-Porteus bounds of the optimal value, also if not converged; rounding in
-      the value's type is allowed for.
+      the value's type is allowed for, probabilities that miss a sum of 1 by more are not.
     upper: `[S]`.
     span: largest minus smallest entry of the last `T w - w`.
     num_iterations: greedy steps.
@@ -204,9 +206,9 @@ def solve(
   concrete = is_concrete((mdp, initial_value))
   if concrete:
     check_mdp(mdp)
-  result, floor = _solve(mdp, config, _start(mdp, initial_value))
+  result, stalled = _solve(mdp, config, _start(mdp, initial_value))
   if concrete and is_concrete(result):
-    _judge(result, floor, config, mdp.dtype)
+    _judge(result, stalled, config, mdp.dtype)
   return result
 
 
@@ -229,8 +231,8 @@ def solve_trace(
   Returns:
     `(result, trace)`.
   """
-  if num_iterations < 1:
-    raise ValueError(f"num_iterations = {num_iterations}; expected 1 or more")
+  if not _is_count(num_iterations):
+    raise ValueError(f"num_iterations = {num_iterations}; expected an integer of 1 or more")
   if is_concrete((mdp, initial_value)):
     check_mdp(mdp)
   return _solve_trace(mdp, config, num_iterations, _start(mdp, initial_value), reference)
@@ -286,9 +288,9 @@ def solve_sharded(
       lambda x: np.asarray(x) if getattr(x, "is_fully_addressable", False) else x,
       (mdp, initial_value),
     )
-  result, floor = _solve_sharded(mdp, config, _start(mdp, initial_value), mesh, axes)
+  result, stalled = _solve_sharded(mdp, config, _start(mdp, initial_value), mesh, axes)
   if concrete:
-    _judge(result, floor, config, mdp.dtype)
+    _judge(result, stalled, config, mdp.dtype)
   return result
 
 
@@ -385,7 +387,8 @@ def _improve(
     policy=policy,
     low=devices.low(jnp.min(jnp.maximum(change, -inner))),
     high=devices.high(jnp.max(jnp.minimum(change, inner))),
-    size=devices.high(jnp.max(abs(improved))),
+    bottom=devices.low(jnp.min(jnp.maximum(improved, -inner))),
+    top=devices.high(jnp.max(jnp.minimum(improved, inner))),
     first=jnp.zeros((), improved.dtype),
     previous=jnp.full((), jnp.inf, improved.dtype),
     iteration=jnp.int32(1),
@@ -425,26 +428,45 @@ def _threshold(mdp: MDP, config: OPIConfig, state: OPIState) -> jax.Array:
   return config.epsilon * scale
 
 
-def _measure(state: OPIState, config: OPIConfig) -> jax.Array:
+def _measure(mdp: MDP, config: OPIConfig, state: OPIState) -> jax.Array:
   if config.stopping == "span":
-    return state.span
-  return 2 * jnp.maximum(abs(state.low), abs(state.high))
+    measure = state.span
+  else:
+    measure = 2 * jnp.maximum(abs(state.low), abs(state.high))
+  # An iterate much larger than the solution, after a start far too large, rounds away what tells
+  # actions apart: go on until it has come down.
+  hidden = _size(state) > 2 * _size(state, _shift(mdp, state))
+  return measure + jnp.where(hidden, 2 * _floor(state), 0)
+
+
+def _shift(mdp: MDP, state: OPIState) -> jax.Array:
+  """From `T w` to the midpoint of the bounds."""
+  return mdp.discount / (1 - mdp.discount) * (state.low + state.high) / 2
+
+
+def _size(state: OPIState, shift: jax.Array | float = 0.0) -> jax.Array:
+  return jnp.maximum(abs(state.bottom + shift), abs(state.top + shift))
 
 
 def _floor(state: OPIState) -> jax.Array:
   # T w - w is a difference of numbers of this size, each rounded.
-  return 8 * jnp.finfo(state.improved.dtype).eps * state.size
+  return 8 * jnp.finfo(state.improved.dtype).eps * _size(state)
+
+
+def _stalled(mdp: MDP, config: OPIConfig, state: OPIState) -> jax.Array:
+  # Below the resolution of the type nothing gets better: stop instead of running to the cap.
+  return (_measure(mdp, config, state) <= _floor(state)) & (state.span >= state.previous)
 
 
 def _loop(
   mdp: MDP, config: OPIConfig, value: jax.Array, valid: jax.Array | None, devices: _Devices
 ) -> tuple[OPIResult, jax.Array]:
   def running(state: OPIState) -> jax.Array:
-    measure, threshold = _measure(state, config), _threshold(mdp, config, state)
-    # Below the resolution of the type nothing gets better: stop instead of running to the cap.
-    stalled = (measure <= _floor(state)) & (state.span >= state.previous)
+    threshold = _threshold(mdp, config, state)
     return (
-      (measure > threshold) & ~stalled & (state.iteration < _cap(mdp, config, state, threshold))
+      (_measure(mdp, config, state) > threshold)
+      & ~_stalled(mdp, config, state)
+      & (state.iteration < _cap(mdp, config, state, threshold))
     )
 
   state = jax.lax.while_loop(
@@ -452,7 +474,7 @@ def _loop(
     lambda state: _step(mdp, state, config, valid, devices),
     _init(mdp, config, value, valid, devices),
   )
-  return _result(mdp, config, state), _floor(state)
+  return _result(mdp, config, state), _stalled(mdp, config, state)
 
 
 def _cap(mdp: MDP, config: OPIConfig, state: OPIState, threshold: jax.Array) -> jax.Array | int:
@@ -467,7 +489,9 @@ def _cap(mdp: MDP, config: OPIConfig, state: OPIState, threshold: jax.Array) -> 
 
 def _result(mdp: MDP, config: OPIConfig, state: OPIState) -> OPIResult:
   gain = mdp.discount / (1 - mdp.discount)
-  rounding = _floor(state) / (1 - mdp.discount)
+  # Rounded rows of probabilities act on the whole solution, not on the iterate only.
+  size = jnp.maximum(_size(state), _size(state, _shift(mdp, state)))
+  rounding = 8 * jnp.finfo(state.improved.dtype).eps * size / (1 - mdp.discount)
   lower, upper = gain * state.low, gain * state.high
   threshold = _threshold(mdp, config, state)
   return OPIResult(
@@ -477,7 +501,7 @@ def _result(mdp: MDP, config: OPIConfig, state: OPIState) -> OPIResult:
     upper=state.improved + (upper + rounding),
     span=state.span,
     num_iterations=state.iteration,
-    converged=_measure(state, config) <= threshold,
+    converged=_measure(mdp, config, state) <= threshold,
   )
 
 
@@ -537,9 +561,9 @@ def _solve_sharded(
   def run(mdp: MDP, value: jax.Array, valid: jax.Array) -> tuple[OPIResult, jax.Array]:
     return _loop(mdp, config, value, valid, devices)
 
-  result, floor = run(mdp, value, jnp.arange(size + padding) < size)
+  result, stalled = run(mdp, value, jnp.arange(size + padding) < size)
   trimmed = {name: getattr(result, name)[:size] for name in ("value", "policy", "lower", "upper")}
-  return result.replace(**trimmed), floor
+  return result.replace(**trimmed), stalled
 
 
 def _pad(mdp: MDP, padding: int) -> MDP:
@@ -562,21 +586,20 @@ def _pad(mdp: MDP, padding: int) -> MDP:
   return mdp.replace(**changes)
 
 
-def _judge(result: OPIResult, floor: jax.Array, config: OPIConfig, dtype: object) -> None:
+def _judge(result: OPIResult, stalled: jax.Array, config: OPIConfig, dtype: object) -> None:
   if result.converged:
     return
-  span, iterations = float(result.span), int(result.num_iterations)
-  if span <= float(floor):
-    # threshold = epsilon (1 - g) / g, and the half width of the bounds is g / (1 - g) span / 2.
-    half = float(jnp.max(result.upper - result.lower)) / 2
+  half = float(jnp.max(result.upper - result.lower)) / 2
+  if stalled:
+    # threshold = epsilon (1 - g) / g, and the bounds allow for a measure of the floor.
     advice = "" if dtype == jnp.float64 else "enable float64 (jax_enable_x64) or "
     raise ValueError(
       f"epsilon = {config.epsilon} is below what {jnp.dtype(dtype).name} resolves at values of "
       f"this size; {advice}raise epsilon to {2 * half:.2g}"
     )
   warnings.warn(
-    f"optimistic policy iteration stopped after {iterations} iterations with values known to "
-    f"+-{float(jnp.max(result.upper - result.lower)) / 2:.3g}; raise max_iterations (now "
+    f"optimistic policy iteration stopped after {int(result.num_iterations)} iterations with "
+    f"values known to +-{half:.3g}; raise max_iterations (now "
     f"{config.max_iterations}) or epsilon (now {config.epsilon})",
     stacklevel=3,
   )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from algorithms.opi.model import MDP, bellman_q, greedy, is_concrete, policy_rows
+from algorithms.opi.model import MDP, bellman_q, greedy, is_concrete, matmul, policy_rows
 
 
 @struct.dataclass
@@ -54,7 +54,8 @@ def contraction_product(
       not tell apart.
   """
   _check(phi, sampled, num_sweeps, lookahead)
-  delta = jnp.max(jnp.sum(abs(phi @ jnp.linalg.pinv(phi[sampled])), axis=1))
+  phi = phi.astype(jnp.result_type(phi, float))
+  delta = jnp.max(jnp.sum(abs(matmul(phi, jnp.linalg.pinv(phi[sampled]))), axis=1))
   return delta, discount ** (num_sweeps + lookahead - 1) * delta
 
 
@@ -90,11 +91,8 @@ def linear_step(
       positive.
   """
   _check(phi, sampled, num_sweeps, lookahead)
-  if gradient_steps is not None and (gradient_steps < 1 or not step_size > 0):
-    raise ValueError(
-      f"gradient_steps = {gradient_steps}, step_size = {step_size}; expected 1 or more steps of a "
-      "positive size"
-    )
+  _check_gradient(gradient_steps, step_size)
+  phi, theta = _cast(mdp, phi, theta)
   return _step(mdp, phi, sampled, theta, num_sweeps, lookahead, gradient_steps, step_size)
 
 
@@ -110,14 +108,18 @@ def linear_run(
   gradient_steps: int | None = None,
   step_size: float = 0.1,
 ) -> LinearResult:
-  """`num_iterations` of `linear_step`; same arguments and errors."""
+  """`num_iterations` (1 or more) of `linear_step`; same arguments and errors."""
+  _check_gradient(gradient_steps, step_size)
+  if num_iterations < 1:
+    raise ValueError(f"num_iterations = {num_iterations}; expected 1 or more")
   delta, product = contraction_product(phi, sampled, mdp.discount, num_sweeps, lookahead)
+  phi, theta = _cast(mdp, phi, theta)
 
   def body(theta: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
     theta = _step(mdp, phi, sampled, theta, num_sweeps, lookahead, gradient_steps, step_size)
-    return theta, jnp.max(abs(phi @ theta))
+    return theta, jnp.max(abs(matmul(phi, theta)))
 
-  theta, norms = jax.lax.scan(body, jnp.asarray(theta, phi.dtype), None, length=num_iterations)
+  theta, norms = jax.lax.scan(body, theta, None, length=num_iterations)
   q = bellman_q(mdp, jnp.zeros(mdp.num_states, mdp.dtype))
   largest = jnp.max(jnp.where(jnp.isfinite(q), abs(q), 0)) / (1 - mdp.discount)
   return LinearResult(theta, norms, delta, product, ~(norms[-1] <= 1e6 * (1 + largest)))
@@ -133,7 +135,7 @@ def _step(
   gradient_steps: int | None,
   step_size: float,
 ) -> jax.Array:
-  value = phi @ theta
+  value = matmul(phi, theta)
   for _ in range(lookahead - 1):
     value = greedy(bellman_q(mdp, value))[1]
   policy, value = greedy(bellman_q(mdp, value))
@@ -144,9 +146,23 @@ def _step(
     return jnp.linalg.lstsq(features, target)[0]
 
   def descend(_: int, theta: jax.Array) -> jax.Array:
-    return theta - step_size / sampled.size * (features.T @ (features @ theta - target))
+    error = matmul(features, theta) - target
+    return theta - step_size / sampled.size * matmul(features.T, error)
 
   return jax.lax.fori_loop(0, gradient_steps, descend, theta)
+
+
+def _cast(mdp: MDP, phi: jax.Array, theta: jax.Array) -> tuple[jax.Array, jax.Array]:
+  dtype = jnp.result_type(mdp.dtype, phi)
+  return jnp.asarray(phi, dtype), jnp.asarray(theta, dtype)
+
+
+def _check_gradient(gradient_steps: int | None, step_size: float) -> None:
+  if gradient_steps is not None and (gradient_steps < 1 or not step_size > 0):
+    raise ValueError(
+      f"gradient_steps = {gradient_steps}, step_size = {step_size}; expected 1 or more steps of a "
+      "positive size"
+    )
 
 
 def _check(phi: jax.Array, sampled: jax.Array, num_sweeps: int, lookahead: int) -> None:

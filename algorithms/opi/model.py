@@ -36,7 +36,7 @@ class TabularMDP:
 
   @property
   def dtype(self) -> Any:
-    return jnp.result_type(self.reward, self.transition, self.discount)
+    return jnp.result_type(self.reward, self.transition, self.discount, float)
 
 
 @struct.dataclass
@@ -67,7 +67,7 @@ class SparseMDP:
 
   @property
   def dtype(self) -> Any:
-    return jnp.result_type(self.reward, self.probability, self.discount)
+    return jnp.result_type(self.reward, self.probability, self.discount, float)
 
 
 @struct.dataclass
@@ -76,7 +76,8 @@ class OperatorMDP:
 
   For models whose transition has structure (an exogenous shock, a convolution) that a product of
   small matrices uses and an array of all successors hides. Parameters bound to the callables by
-  `jax.tree_util.Partial` are traced and differentiable; those of a closure are constants.
+  `jax.tree_util.Partial` are traced and differentiable; those of a closure are constants and must
+  not be traced.
 
   Attributes:
     backup: `v [S] -> q [S, A]`, `q = r + discount * E[v(next)]`; -inf where infeasible.
@@ -108,6 +109,11 @@ class OperatorMDP:
 MDP = TabularMDP | SparseMDP | OperatorMDP
 
 
+def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+  """`a @ b` in full precision: accelerators round float32 factors to fewer bits by default."""
+  return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
 def bellman_q(mdp: MDP, value: jax.Array) -> jax.Array:
   """`q(s, a) = r(s, a) + discount * E[v(s') | s, a]`, -inf where an action is infeasible.
 
@@ -125,7 +131,7 @@ def bellman_q(mdp: MDP, value: jax.Array) -> jax.Array:
   if isinstance(mdp, SparseMDP):
     expected = jnp.sum(mdp.probability * value[mdp.next_state], axis=-1)
   else:
-    expected = mdp.transition @ value
+    expected = matmul(mdp.transition, value)
   q = mdp.reward + mdp.discount * expected
   return q if mdp.mask is None else jnp.where(mdp.mask, q, -jnp.inf)
 
@@ -156,7 +162,7 @@ def policy_rows(mdp: MDP, policy: jax.Array) -> tuple[jax.Array, Callable[..., j
     probability = jnp.take_along_axis(mdp.probability, chosen, axis=1)[:, 0]
     return reward, lambda v: mdp.discount * jnp.sum(probability * v[successor], axis=-1)
   transition = jnp.take_along_axis(mdp.transition, chosen, axis=1)[:, 0]
-  return reward, lambda v: mdp.discount * (transition @ v)
+  return reward, lambda v: mdp.discount * matmul(transition, v)
 
 
 def policy_backup(mdp: MDP, policy: jax.Array, value: jax.Array) -> jax.Array:
@@ -232,10 +238,11 @@ def check_mdp(mdp: MDP) -> None:
 
 
 def is_concrete(tree: Any) -> bool:
-  """Whether every array of a pytree has values now, so that they can be checked."""
+  """Whether arrays of a pytree, and what is computed from them, have values now to be checked."""
   try:
-    # Asking a traced array where it lies is an error; an array over many hosts answers.
-    for leaf in jax.tree.leaves(tree):
+    # Asking a traced array where it lies is an error; an array over many hosts answers. Under jit
+    # a new array is traced even if all of the tree is not, and so is what is computed from it.
+    for leaf in [*jax.tree.leaves(tree), jnp.zeros(())]:
       _ = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
   except jax.errors.ConcretizationTypeError:
     return False

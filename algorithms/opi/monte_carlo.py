@@ -98,13 +98,13 @@ def table_sampler(mdp: MDP) -> EnvStep:
   rows = mdp.probability if isinstance(mdp, SparseMDP) else mdp.transition
 
   def env_step(key: jax.Array, state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-    cumulative = jnp.cumsum(rows[state, action])
+    cumulative = jnp.cumsum(rows[state, action].astype(mdp.dtype))
     # Below the last sum, so that rounding never falls off the end or on a successor of chance 0.
     draw = jax.random.uniform(key, dtype=cumulative.dtype) * cumulative[-1]
     place = jnp.searchsorted(cumulative, draw, side="right").astype(jnp.int32)
     place = jnp.minimum(place, cumulative.size - 1)
     successor = mdp.next_state[state, action, place] if isinstance(mdp, SparseMDP) else place
-    return successor, mdp.reward[state, action]
+    return successor, mdp.reward[state, action].astype(mdp.dtype)
 
   return env_step
 
@@ -128,6 +128,7 @@ def rollout(
 
   start = (jnp.asarray(state, jnp.int32), jnp.asarray(action, policy.dtype))
   _, (states, actions, rewards) = jax.lax.scan(body, start, jax.random.split(key, horizon))
+  rewards = rewards.astype(jnp.result_type(rewards, discount, float))
 
   def add(later: jax.Array, reward: jax.Array) -> tuple[jax.Array, jax.Array]:
     total = reward + discount * later
@@ -312,7 +313,7 @@ def mean_field(
   Args:
     mdp: a small model.
     frequency: `policy [S] -> D [S, A]`, rate of updates of each pair under a greedy policy.
-    q: `[S, A]` start.
+    q: `[S, A]` start; infeasible actions are set to -inf.
     dt: step; `dt * D` must stay below 1.
     num_steps: Euler steps, a multiple of `trace_every`.
     trace_every: steps between two entries of the trace.
@@ -328,14 +329,16 @@ def mean_field(
   def euler(_: int, q: jax.Array) -> jax.Array:
     policy, _ = greedy(q)
     # An infeasible action's difference is -inf - -inf.
-    change = jnp.where(jnp.isfinite(q), policy_q(mdp, policy) - q, 0)
+    change = jnp.where(feasible, policy_q(mdp, policy) - q, 0)
     return q + dt * frequency(policy) * change
 
   def chunk(q: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
     q = jax.lax.fori_loop(0, trace_every, euler, q)
     return q, q
 
-  return jax.lax.scan(chunk, jnp.asarray(q), None, length=num_steps // trace_every)
+  feasible = bellman_q(mdp, jnp.zeros(mdp.num_states, mdp.dtype)) > -jnp.inf
+  q = jnp.where(feasible, jnp.asarray(q, mdp.dtype), -jnp.inf)
+  return jax.lax.scan(chunk, q, None, length=num_steps // trace_every)
 
 
 def _step_size(
@@ -344,10 +347,11 @@ def _step_size(
   """Step of action a in a state with `counts [A, A]`, the present update counted, and `q [A]`."""
 
   def base(earlier: jax.Array) -> jax.Array:
-    return config.step_size(earlier) if callable(config.step_size) else config.step_size
+    step = config.step_size(earlier) if callable(config.step_size) else config.step_size
+    return jnp.asarray(step, q.dtype)
 
   if not config.uniformise:
-    return base(counts[:, a].sum() - 1).astype(q.dtype) if callable(config.step_size) else base(0)
+    return base(counts[:, a].sum() - 1)
   num_actions = jnp.isfinite(q).sum()
   share = counts[best, a] / counts[best].sum()
   step = base((counts.sum() - 1) // num_actions) / (num_actions * share)

@@ -307,11 +307,17 @@ def optimal_value(mdp: MDP, config: OPIConfig | None = None) -> jax.Array:
     config: as in `solve`.
 
   Raises:
-    ValueError: a model that `check_mdp` refuses (only outside jit and grad).
+    ValueError: outside jit and grad, a model that `check_mdp` refuses or an epsilon below what the
+      type resolves; the cap warns there, as in `solve`. Inside, nothing tells: solve once outside.
   """
-  if is_concrete(mdp):
-    check_mdp(mdp)
-  return _optimal_value(mdp, config or OPIConfig())
+  config = config or OPIConfig()
+  if not is_concrete(mdp):
+    return _optimal_value(mdp, config)
+  check_mdp(mdp)
+  result, stalled = _solve(mdp, config, _start(mdp, None))
+  if is_concrete(result):
+    _judge(result, stalled, config, mdp.dtype)
+  return result.value
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -425,7 +431,7 @@ def _threshold(mdp: MDP, config: OPIConfig, state: OPIState) -> jax.Array:
   scale = (1 - mdp.discount) / discount
   if config.epsilon is None:
     return jnp.maximum(1e-6 * scale, _floor(state))
-  return config.epsilon * scale
+  return jnp.maximum(config.epsilon * scale, jnp.finfo(dtype).tiny)
 
 
 def _measure(mdp: MDP, config: OPIConfig, state: OPIState) -> jax.Array:
@@ -454,8 +460,14 @@ def _floor(state: OPIState) -> jax.Array:
 
 
 def _stalled(mdp: MDP, config: OPIConfig, state: OPIState) -> jax.Array:
-  # Below the resolution of the type nothing gets better: stop instead of running to the cap.
-  return (_measure(mdp, config, state) <= _floor(state)) & (state.span >= state.previous)
+  """Whether rounding alone is left, and more of it than `epsilon` lets pass."""
+  # Nothing gets better then: stop instead of running to the cap. A change that rounds to zero is
+  # no proof of an epsilon below what the type resolves.
+  measure, threshold = _measure(mdp, config, state), _threshold(mdp, config, state)
+  unresolved = threshold < _floor(state)
+  return unresolved & (
+    (measure <= threshold) | ((measure <= _floor(state)) & (state.span >= state.previous))
+  )
 
 
 def _loop(
@@ -484,7 +496,8 @@ def _cap(mdp: MDP, config: OPIConfig, state: OPIState, threshold: jax.Array) -> 
   # by a constant, so |v_k - v*| <= 3 first/(1-g) g^(kH), and the measure is at most 4 times that.
   distance = 12 * state.first / (1 - mdp.discount)
   rate = config.lookahead * jnp.log(jnp.maximum(mdp.discount, 1e-6))
-  return 2 + jnp.ceil(jnp.log(threshold / jnp.maximum(distance, threshold)) / rate).astype(int)
+  fall = jnp.log(threshold) - jnp.log(jnp.maximum(distance, threshold))
+  return 2 + jnp.ceil(fall / rate).astype(int)
 
 
 def _result(mdp: MDP, config: OPIConfig, state: OPIState) -> OPIResult:
@@ -501,7 +514,7 @@ def _result(mdp: MDP, config: OPIConfig, state: OPIState) -> OPIResult:
     upper=state.improved + (upper + rounding),
     span=state.span,
     num_iterations=state.iteration,
-    converged=_measure(mdp, config, state) <= threshold,
+    converged=(_measure(mdp, config, state) <= threshold) & (threshold >= _floor(state)),
   )
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from algorithms import opi
@@ -216,6 +217,11 @@ def test_linear_values_diverge_and_are_bounded_by_the_product():
     assert run.value_norms[-1] < 1
 
 
+def linear_run(num_iterations, **fields):
+  mdp, sampled = counterexample(), jnp.arange(2)
+  return opi.linear_run(mdp, jnp.eye(2), sampled, jnp.zeros(2), 1, 1, num_iterations, **fields)
+
+
 def test_a_full_basis_is_the_table_and_gradient_steps_reach_the_fit():
   mdp = random_model(4, states=5)
   phi, sampled = jnp.eye(5), jnp.arange(5)
@@ -232,6 +238,39 @@ def test_a_full_basis_is_the_table_and_gradient_steps_reach_the_fit():
   rows = np.asarray(mdp.transition)[np.arange(5), q.argmax(axis=1)]
   target = np.asarray(mdp.reward)[np.arange(5), q.argmax(axis=1)] + 0.8 * rows @ q.max(axis=1)
   np.testing.assert_allclose(fitted, np.linalg.lstsq(np.asarray(phi), target)[0])
+
+
+@pytest.mark.parametrize("uniformise", [False, True])
+@pytest.mark.parametrize("reward_type", [jnp.float32, jnp.float64, int])
+def test_schedules_of_optax_and_mixed_types_run(reward_type, uniformise):
+  reward = jnp.array([[0, 1], [2, 0]], reward_type)
+  rows = jnp.eye(2, dtype=int)[FOLLOWING]
+  mdp = opi.TabularMDP(reward, rows, jnp.float64(0.5))
+  for step_size in (optax.constant_schedule(0.5), optax.polynomial_schedule(0.5, 0.1, 1.0, 50)):
+    config = opi.MonteCarloConfig(step_size, uniformise=uniformise, horizon=40)
+    begin = jnp.zeros((2, 2), jnp.float32)
+    sampler = opi.table_sampler(mdp)
+    state, _ = opi.mc_run(jax.random.key(0), sampler, start(1.0), mdp.discount, config, begin, 400)
+    # Deterministic: state 0 goes to 1 for 0 or stays for 1; state 1 goes to 0 for 2.
+    optimal = opi.policy_q(mdp, opi.solve(mdp).policy)
+    np.testing.assert_allclose(state.q, optimal, atol=0.05)
+
+
+def test_the_mean_field_leaves_infeasible_actions_out():
+  mask = jnp.array([[True, False], [True, True]])
+  mdp = counterexample().replace(mask=mask)
+  last, _ = opi.mean_field(mdp, rates(1.0), jnp.zeros((2, 2), jnp.float32), 0.1, 2000)
+  assert last.dtype == mdp.dtype
+  assert last[0, 1] == -jnp.inf
+  np.testing.assert_allclose(last[mask], opi.policy_q(mdp, opi.solve(mdp).policy)[mask], atol=1e-5)
+
+
+@pytest.mark.parametrize("phi", [np.eye(3, dtype=np.float32), np.eye(3, dtype=int)])
+def test_linear_values_take_the_model_s_type(phi):
+  mdp = random_model(6)
+  run = opi.linear_run(mdp, jnp.asarray(phi), jnp.arange(3), jnp.zeros(3, jnp.float32), 5, 1, 60)
+  assert run.theta.dtype == jnp.float64
+  np.testing.assert_allclose(run.theta, opi.solve(mdp).value, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +302,9 @@ def test_a_full_basis_is_the_table_and_gradient_steps_reach_the_fit():
       ),
       "gradient_steps = 0",
     ),
+    (lambda: linear_run(1, gradient_steps=0), "gradient_steps = 0"),
+    (lambda: linear_run(1, gradient_steps=1, step_size=-1.0), "step_size = -1.0"),
+    (lambda: linear_run(0), "num_iterations = 0"),
   ],
 )
 def test_bad_input_is_named(call, message):

@@ -13,6 +13,9 @@ from algorithms import opi
 pytestmark = pytest.mark.usefixtures("x64")
 
 
+FLIP = np.array([[0, 1], [0, 1]])
+
+
 def dense(seed, states, actions, discount=0.9, masked=False):
   rng = np.random.default_rng(seed)
   mask = None
@@ -428,3 +431,88 @@ def test_bad_starts_and_policies_are_named():
     opi.evaluate_policy(mdp, jnp.zeros(30))
   with pytest.raises(ValueError, match="method = 'lu'"):
     opi.evaluate_policy(mdp, policy, method="lu")
+
+
+def test_a_model_may_be_a_constant_of_a_jitted_function():
+  mdp = dense(3, 5, 2)
+  plain = np.asarray(opi.solve(mdp).value)
+  policy = jnp.zeros(5, jnp.int32)
+  calls = {
+    "solve": lambda: opi.solve(mdp).value,
+    "start": lambda: opi.solve(mdp, initial_value=np.ones(5)).value,
+    "trace": lambda: opi.solve_trace(mdp, opi.OPIConfig(), 40)[0].value,
+    "optimal": lambda: opi.optimal_value(mdp),
+  }
+  for name, call in calls.items():
+    scaled = jax.jit(lambda scale, call=call: scale * call())(2.0)
+    np.testing.assert_allclose(scaled, 2 * plain, atol=1e-5, err_msg=name)
+  scaled = jax.jit(lambda scale: scale * opi.evaluate_policy(mdp, policy).value)(2.0)
+  np.testing.assert_allclose(scaled, 2 * opi.evaluate_policy(mdp, policy).value, rtol=1e-9)
+
+
+def test_a_change_that_rounds_to_zero_proves_no_epsilon():
+  """Rewards 2e-7 apart at a value of 100, whose neighbours in float32 are 8e-6 away."""
+  mdp = opi.TabularMDP(
+    jnp.array([[1.0, 1 + 2e-7]], jnp.float32), jnp.ones((1, 2, 1), jnp.float32), 0.99
+  )
+  config = opi.OPIConfig(epsilon=1e-6)
+  with pytest.raises(ValueError, match="below what float32 resolves"):
+    opi.solve(mdp, config, initial_value=jnp.array([100.0]))
+  inside = jax.jit(lambda m: opi.solve(m, config, initial_value=jnp.array([100.0])))(mdp)
+  assert not inside.converged
+  for epsilon in (1e-37, 1e-60):
+    with pytest.raises(ValueError, match="below what float32 resolves"):
+      opi.solve(mdp, opi.OPIConfig(epsilon=epsilon))
+
+
+def test_a_start_far_too_large_does_not_hide_what_the_actions_differ_in():
+  mdp = opi.TabularMDP(jnp.array([[0.0, 0.05]], jnp.float32), jnp.ones((1, 2, 1), jnp.float32), 0.9)
+  result = opi.solve(mdp, initial_value=jnp.array([1e7], jnp.float32))
+  assert result.converged
+  assert result.policy[0] == 1
+  assert result.lower[0] <= 0.5 <= result.upper[0]
+
+
+def test_a_cap_is_not_taken_for_an_epsilon_too_small():
+  with pytest.warns(UserWarning, match="raise max_iterations"):
+    opi.solve(dense(0, 4, 2), opi.OPIConfig(num_sweeps=1, max_iterations=2))
+  with pytest.warns(UserWarning, match="raise max_iterations"):
+    opi.optimal_value(dense(0, 4, 2), opi.OPIConfig(num_sweeps=1, max_iterations=2))
+  with pytest.raises(ValueError, match="below what float64 resolves"):
+    opi.optimal_value(dense(0, 4, 2), opi.OPIConfig(epsilon=1e-17))
+
+
+def test_types_may_differ():
+  cases = [
+    (jnp.float32, jnp.float64, 0.9),
+    (jnp.float32, jnp.float32, np.float64(0.9)),
+    (jnp.float64, jnp.float32, jnp.float32(0.9)),
+    (int, int, jnp.float64(0.9)),
+    (int, int, 0),
+  ]
+  for reward_type, row_type, discount in cases:
+    following = jnp.eye(2, dtype=row_type)[FLIP]
+    mdp = opi.TabularMDP(jnp.array([[0, 1], [2, 0]], reward_type), following, discount)
+    result = opi.solve(mdp)
+    assert result.value.dtype == mdp.dtype
+    # The best way is around: state 0 pays 1 and leads to 1, which pays 2 and leads to 0.
+    g = float(discount)
+    best = np.array([1 + 2 * g, 2 + g]) / (1 - g**2)
+    np.testing.assert_allclose(result.value, best, rtol=1e-5)
+    np.testing.assert_allclose(opi.evaluate_policy(mdp, result.policy).value, best, rtol=1e-5)
+
+
+def test_a_discount_that_rounds_to_one_is_refused():
+  mdp = opi.TabularMDP(jnp.ones((1, 1), jnp.float32), jnp.ones((1, 1, 1), jnp.float32), 1 - 1e-9)
+  with pytest.raises(ValueError, match="is 1 when rounded to float32"):
+    opi.solve(mdp)
+
+
+def test_operators_of_another_shape_or_type_are_named():
+  def backup(v):
+    return jnp.stack([v, v], 1)
+
+  with pytest.raises(ValueError, match="policy_backup returns shape"):
+    opi.solve(opi.OperatorMDP(backup, lambda policy, v: v[:1], 0.9, 2, 2))
+  with pytest.raises(ValueError, match="policy_backup returns float32"):
+    opi.solve(opi.OperatorMDP(backup, lambda policy, v: v.astype(jnp.float32), 0.9, 2, 2))

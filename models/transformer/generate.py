@@ -155,7 +155,7 @@ def generate(
   row_keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(len(prompts)))
 
   static = {"config": config, "sampling": sampling}
-  state = _prefill(
+  state = prefill(
     params, jnp.asarray(ids), jnp.asarray(lengths), lora, row_keys, capacity=capacity, **static
   )
   made = [[np.asarray(x)[:, None] for x in _emitted(state)]]
@@ -165,7 +165,7 @@ def generate(
       on_tokens(made[-1][0], made[-1][3])
     if count >= num_new or bool(state.done.all()):
       break
-    state, chunk = _decode(params, state, lora, row_keys, num_steps=tokens_per_call, **static)
+    state, chunk = decode(params, state, lora, row_keys, num_steps=tokens_per_call, **static)
     left = num_new - count
     made.append([np.asarray(x).T[:, :left] for x in chunk])
     count += tokens_per_call
@@ -182,8 +182,18 @@ def generate(
 
 
 @struct.dataclass
-class _State:
-  """A token was drawn and is not in the cache yet."""
+class DecodeState:
+  """Between two tokens: the last was drawn and is not in the cache yet.
+
+  Attributes:
+    cache: of what came before that token.
+    token: `[B]` its id.
+    drawn: `[B]` its log-probability as drawn.
+    own: `[B]` its log-probability under the model.
+    valid: `[B]` whether the row was still running when it was drawn.
+    done: `[B]` whether the row has ended.
+    count: tokens drawn so far.
+  """
 
   cache: KVCache
   token: jax.Array
@@ -194,7 +204,7 @@ class _State:
   count: jax.Array
 
 
-def _emitted(state: _State) -> tuple[jax.Array, ...]:
+def _emitted(state: DecodeState) -> tuple[jax.Array, ...]:
   return state.token, state.drawn, state.own, state.valid
 
 
@@ -205,7 +215,7 @@ def _draw(
   count: jax.Array,
   running: jax.Array,
   sampling: SamplingConfig,
-) -> _State:
+) -> DecodeState:
   keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(row_keys, count)
 
   def row(key: jax.Array, logits: jax.Array) -> tuple[jax.Array, ...]:
@@ -214,11 +224,11 @@ def _draw(
   token, drawn, own = jax.vmap(row)(keys, logits)
   stop = jnp.isin(token, jnp.asarray(sampling.stop_ids, jnp.int32))
   done = ~running | stop | (count + 1 >= sampling.max_new_tokens)
-  return _State(cache, token, drawn, own, running, done, count + 1)
+  return DecodeState(cache, token, drawn, own, running, done, count + 1)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "sampling", "capacity"))
-def _prefill(
+def prefill(
   params: Any,
   ids: jax.Array,
   lengths: jax.Array,
@@ -228,7 +238,8 @@ def _prefill(
   config: TransformerConfig,
   sampling: SamplingConfig,
   capacity: int,
-) -> _State:
+) -> DecodeState:
+  """Reads prompts `ids [B, T]` of `lengths [B]` into a cache and draws each row's first token."""
   cache = init_cache(config, ids.shape[0], capacity)
   out = Transformer(config).apply(
     params, ids, lengths=lengths, cache=cache, lora=lora, last_only=True
@@ -240,17 +251,22 @@ def _prefill(
 @functools.partial(
   jax.jit, static_argnames=("config", "sampling", "num_steps"), donate_argnames=("state",)
 )
-def _decode(
+def decode(
   params: Any,
-  state: _State,
+  state: DecodeState,
   lora: Any,
   row_keys: jax.Array,
   *,
   config: TransformerConfig,
   sampling: SamplingConfig,
   num_steps: int,
-) -> tuple[_State, tuple[jax.Array, ...]]:
-  def step(state: _State, _: None) -> tuple[_State, tuple[jax.Array, ...]]:
+) -> tuple[DecodeState, tuple[jax.Array, ...]]:
+  """Draws `num_steps` more tokens: the state, and `(token, drawn, own, valid)`, each `[N, B]`.
+
+  The state that is passed is used up.
+  """
+
+  def step(state: DecodeState, _: None) -> tuple[DecodeState, tuple[jax.Array, ...]]:
     running = ~state.done
     # A row that is done writes nothing: its length stays.
     out = Transformer(config).apply(

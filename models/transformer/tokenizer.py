@@ -48,7 +48,7 @@ class Tokenizer:
     """Ids of a text.
 
     Args:
-      text: any string; lone surrogates become the replacement character.
+      text: any string; lone surrogates become "?".
       parse_special: whether "<|im_end|>" in the text is the control token. False for text of
         others, which then cannot end a turn.
     """

@@ -7,7 +7,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-READMES = [ROOT / "README.md", *sorted(ROOT.glob("experiments/*/README.md"))]
+READMES = [ROOT / "README.md", *sorted(ROOT.glob("*/*/README.md"))]
 NOTEBOOKS = sorted(ROOT.glob("experiments/*/*.ipynb"))
 
 

@@ -1,4 +1,4 @@
-"""Attention in XLA against NumPy in float64: values, gradients, dead slots, pages, compiles."""
+"""Attention against NumPy in float64: values, gradients, dead slots, pages, compiles, kernels."""
 
 import functools
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify
+from jax.experimental.pallas import tpu as pltpu
 from jax.test_util import check_grads
 
 from jaxlib_ext import attention
@@ -707,3 +708,231 @@ def test_checkify_finds_wrong_tables_when_they_run():
   error, _ = run(q, k, v, table, kv_len + int32(100), cu_q_len)
   with pytest.raises(checkify.JaxRuntimeError, match="page_table has room for 64"):
     error.throw()
+
+
+# --- Pallas kernels for TPUs, interpreted --------------------------------------------------------
+
+
+@pytest.fixture(params=["interpret", "pallas_tpu"])
+def kernel(request, capfd):
+  """Both interpreters; that of TPUs looks for races and fills what is not written with NaN."""
+  if request.param == "interpret":
+    yield request.param
+    return
+  with pltpu.force_tpu_interpret_mode(
+    pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+  ):
+    yield request.param
+  assert "RACE DETECTED" not in capfd.readouterr().out
+
+
+KERNEL_FLASH = [
+  (3, 70, 129, 8, 2, 64, 64, {}),
+  (2, 7, 300, 12, 4, 80, 80, {"window": 64}),
+  (2, 64, 64, 14, 2, 96, 32, {"soft_cap": 5.0}),
+  (2, 129, 40, 2, 2, 40, 40, {"causal": False, "window": 9}),
+  (3, 1, 129, 8, 1, 192, 128, {"scale": 0.3}),
+  (2, 0, 7, 8, 2, 32, 32, {}),
+  (2, 7, 0, 8, 2, 32, 32, {}),
+]
+
+
+@pytest.mark.parametrize("case", KERNEL_FLASH, ids=lambda c: "x".join(map(str, c[:7])))
+def test_the_flash_kernel_is_attention(case, kernel):
+  arrays = draw_flash(case, 0)
+  state = attention.flash_attention(*arrays, return_lse=True, implementation=kernel, **case[-1])
+  close(state, reference.flash(*arrays, **case[-1]))
+
+
+def test_the_flash_kernel_takes_offsets_segments_and_dead_slots(kernel):
+  rng = np.random.default_rng(0)
+  q, k, v = normal(rng, 3, 40, 4, 32), normal(rng, 3, 150, 2, 32), normal(rng, 3, 150, 2, 32)
+  options = {
+    "q_offset": int32([5, 110, -20]),
+    "q_segment": int32(rng.integers(-1, 3, (3, 40))),
+    "kv_segment": int32(rng.integers(-1, 3, (3, 150))),
+  }
+  q_len, kv_len = int32([40, 31, 40]), int32([150, 149, 60])
+  run = functools.partial(
+    attention.flash_attention, return_lse=True, implementation=kernel, **options
+  )
+  state = run(q, k, v, q_len, kv_len)
+  close(state, reference.flash(q, k, v, q_len, kv_len, **options))
+  dead_q = (np.arange(40)[None] >= q_len[:, None]) | (options["q_segment"] < 0)
+  dead_k = (np.arange(150)[None] >= kv_len[:, None]) | (options["kv_segment"] < 0)
+  q, k, v = (np.where(d[..., None, None], np.nan, x) for d, x in
+             ((dead_q, q), (dead_k, k), (dead_k, v)))  # fmt: skip
+  for x, y in zip(run(q, k, v, q_len, kv_len), state, strict=True):
+    assert np.array_equal(x, y)
+
+
+KERNEL_PAGED = [case for case in PAGED if case[0] % 8 == 0]
+
+
+@pytest.mark.parametrize("case", KERNEL_PAGED, ids=lambda c: "x".join(map(str, c[:6])))
+def test_the_paged_kernel_is_attention_over_gathered_pages(case, kernel):
+  arrays = draw_paged(case)
+  count = len(case[6])
+  options = {"return_lse": True, "implementation": kernel, **case[-1]}
+  expected = reference.ragged(*arrays, count - 1, **case[-1])
+  close(attention.ragged_paged_attention(*arrays, count - 1, **options), expected)
+
+
+@pytest.mark.parametrize("raw_keys", [False, True])
+def test_the_paged_kernel_turns_packets_and_reads_no_dead_slot(raw_keys, kernel):
+  case = PAGED[0]
+  q, k, v, table, kv_len, cu_q_len = draw_paged(case, num_pages=60)
+  table = int32(np.random.default_rng(5).permutation(60)[:45]).reshape(table.shape)
+  rng = np.random.default_rng(6)
+  kept_len = int32(rng.integers(0, 17, table.shape))
+  # Fewer frequencies than half a head: the rest is not turned.
+  rope = attention.Rope.from_theta(1e4, 48)
+  delta = int32(rng.integers(-9999, 9999, table.shape))
+  run = functools.partial(
+    attention.packet_attention,
+    rope=rope,
+    kept_len=kept_len,
+    raw_keys=raw_keys,
+    return_lse=True,
+    implementation=kernel,
+  )
+  state = run(q, k, v, table, delta, kv_len, cu_q_len)
+  expected = reference.ragged(
+    *(q, k, v, table, kv_len, cu_q_len, len(kv_len)),
+    delta=delta,
+    kept_len=kept_len,
+    frequencies=np.array(rope.frequencies),
+    raw_keys=raw_keys,
+  )
+  close(state, expected, 2e-5, 2e-5)
+  dirty = q.copy()
+  dirty[cu_q_len[-1] :] = np.nan
+  k, v, table = poison_pages(k, v, table, kv_len, kept_len)
+  for x, y in zip(run(dirty, k, v, table, delta, kv_len, cu_q_len), state, strict=True):
+    assert np.array_equal(x, y)
+
+
+@pytest.mark.parametrize("capacity", [5, 72, 128])
+def test_the_paged_kernel_decodes_a_dense_cache_with_its_derivative(capacity, kernel):
+  rng = np.random.default_rng(0)
+  q, k, v = (normal(rng, 3, n, h, 32) for n, h in ((2, 6), (capacity, 2), (capacity, 2)))
+  kv_len = int32([capacity, 1, 0])
+  arrays = q, k, v, int32([2, 2, 2]), kv_len
+
+  def run(q, k, v, implementation):
+    state = attention.decode_attention(
+      q, k, v, kv_len, return_lse=True, implementation=implementation
+    )
+    return jnp.sum(state.o**2) + jnp.sum(jnp.where(state.lse > -jnp.inf, state.lse, 0)), state
+
+  graded = jax.value_and_grad(run, argnums=(0, 1, 2), has_aux=True)
+  (_, state), found = graded(q, k, v, kernel)
+  close(state, reference.flash(*arrays))
+  for x, y in zip(found, graded(q, k, v, "xla")[1], strict=True):
+    np.testing.assert_allclose(x, y, atol=2e-5)
+
+
+def test_the_kernels_share_prefixes_and_verify(kernel):
+  rng = np.random.default_rng(0)
+  q = normal(rng, 2, 3, 1, 4, 32)
+  prefix = normal(rng, 2, 2, 40, 2, 32)
+  suffix = normal(rng, 2, 2, 3, 16, 2, 32)
+  own = normal(rng, 2, 2, 3, 1, 2, 32)
+  prefix_len, suffix_len = int32([40, 17]), int32([[16, 3, 9], [1, 2, 16]])
+  for run in (
+    lambda **o: attention.shared_prefix_attention(q, *prefix, prefix_len, *suffix, suffix_len, **o),
+    lambda **o: attention.verify_attention(
+      *(q, *prefix, prefix_len, *own),
+      suffix_k=suffix[0],
+      suffix_v=suffix[1],
+      suffix_len=suffix_len,
+      **o,
+    ),
+  ):
+    found, expected = (run(implementation=name, return_lse=True) for name in (kernel, "xla"))
+    for x, y in zip(found, expected, strict=True):
+      np.testing.assert_allclose(x, y, atol=2e-6)
+
+
+def test_the_kernels_round_bfloat16_once(kernel):
+  q, k, v, *lengths = draw_flash((3, 64, 129, 8, 2, 64, 64, {}), 3)
+  q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in (q, k, v))
+  wide = [np.asarray(x, np.float64) for x in (q, k, v)]
+  pages = [x[:, :128].reshape(3 * 8, 16, 2, 64) for x in (k, v)]
+  table = int32(np.arange(24)).reshape(3, 8)
+  length = int32([128, 100, 3])
+  paged_len = int32([1, 1, 1])
+  for o, exact in (
+    (
+      attention.flash_attention(q, k, v, *lengths, implementation=kernel),
+      reference.flash(*wide, *lengths)[0],
+    ),
+    (
+      attention.decode_attention(q[:, :1], *pages, length, page_table=table, implementation=kernel),
+      reference.flash(wide[0][:, :1], wide[1][:, :128], wide[2][:, :128], paged_len, length)[0],
+    ),
+  ):
+    assert o.dtype == jnp.bfloat16
+    rounded = np.asarray(jnp.asarray(exact, jnp.bfloat16), np.float64)
+    error = np.abs(np.asarray(o, np.float64) - rounded)
+    ulp = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(rounded), 1e-30))) - 7)
+    assert np.mean(error <= 2 * ulp) >= 0.99
+    assert error.max() <= 1.6e-2
+
+
+def test_tpus_have_a_kernel_where_shapes_allow_and_explain_says_so():
+  dense = {"q": (2, 64, 8, 64), "k": (2, 512, 2, 64), "v": (2, 512, 2, 64)}
+  pages = {"q": (9, 8, 64), "k_pages": (40, 16, 2, 64), "v_pages": (40, 16, 2, 64),
+           "page_table": (3, 12)}  # fmt: skip
+  for op, shapes in (
+    ("flash_attention", dense),
+    ("decode_attention", dense | {"q": (2, 1, 8, 64)}),
+    ("ragged_paged_attention", pages),
+    ("packet_attention", pages),
+  ):
+    choice = attention.explain(op, shapes, platform="tpu")
+    assert choice.implementation == "pallas_tpu"
+    assert 0 < choice.vmem_bytes < 16 * 2**20
+    assert attention.explain(op, shapes, platform="gpu").implementation == "xla"
+  mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+  with jax.set_mesh(mesh):
+    assert (
+      attention.explain("flash_attention", dense, platform="tpu").implementation == "pallas_tpu"
+    )
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh.update(axis_sizes=(4,))):
+    choice = attention.explain("flash_attention", dense, platform="tpu")
+  assert choice.implementation == "xla"
+  assert "the mesh has model" in choice.reason
+
+
+@pytest.mark.parametrize(
+  ("op", "change", "message"),
+  [
+    ("ragged_paged_attention", {"k": (40, 4, 2, 64), "v": (40, 4, 2, 64)}, "pages have 4 slots"),
+    ("ragged_paged_attention", {"page_table": (4096, 4096)}, "take 134,217,728 bytes of 943,718"),
+    ("ragged_paged_attention", {"k": (9, 4096, 64, 128), "v": (9, 4096, 64, 128)}, "on the chip"),
+    ("decode_attention", {"k": (2, 130, 2, 64), "v": (2, 130, 2, 64)}, "the cache has 130 slots"),
+  ],
+)
+def test_what_a_kernel_cannot_is_said_and_xla_serves_it(op, change, message):
+  shapes = {"q": (9, 8, 64), "k": (40, 16, 2, 64), "v": (40, 16, 2, 64), "page_table": (3, 12)}
+  if op == "decode_attention":
+    shapes = {"q": (2, 1, 8, 64)}
+  shapes = shapes | change
+  with pytest.raises(
+    ValueError, match=f"implementation is 'pallas_tpu', and {op} cannot: .*{message}"
+  ):
+    attention.explain(op, shapes, implementation="pallas_tpu")
+  choice = attention.explain(op, shapes, platform="tpu")
+  assert choice.implementation == "xla"
+  assert message in choice.reason
+
+
+def test_other_types_and_platforms_are_refused_by_name():
+  shapes = {"q": (2, 5, 8, 16), "k": (2, 9, 2, 16), "v": (2, 9, 2, 16)}
+  with pytest.raises(ValueError, match="q is float16, k is float16"):
+    attention.explain("flash_attention", shapes, dtype=jnp.float16, implementation="interpret")
+  with pytest.raises(ValueError, match="'pallas_tpu' on cpu"):
+    attention.explain("flash_attention", shapes, implementation="pallas_tpu", platform="cpu")
+  with pytest.raises(NotImplementedError, match="no Pallas kernel for GPUs"):
+    attention.explain("flash_attention", shapes, implementation="pallas_gpu")

@@ -1,10 +1,10 @@
-"""Heads, MLP and vocabulary over 4 devices and rows over 2 equal one device."""
+"""Heads, MLP and vocabulary over 4 devices and rows over 2 equal one device; also in training."""
 
 import pytest
 
 
 @pytest.mark.multidevice
-def test_sharded_forward_and_generation_equal_one_device(on_eight_devices):
+def test_sharded_forward_generation_and_training_equal_one_device(on_eight_devices):
   on_eight_devices(__file__)
 
 
@@ -14,6 +14,7 @@ def main() -> None:
   import numpy as np
   from jax.sharding import AxisType
 
+  from algorithms import language_modeling as lm
   from models.transformer import (
     SamplingConfig,
     Transformer,
@@ -51,6 +52,21 @@ def main() -> None:
     generate(placed, config, prompts, sampling).tokens,
     generate(params, config, prompts, sampling).tokens,
   )
+  settings = lm.LMConfig(4, learning_rate=1e-2, warmup_steps=1)
+  batches, weights = jnp.stack([tokens] * 4), jnp.ones((4, *tokens.shape), jnp.float64)
+
+  def apply_fn(params: dict, tokens: jax.Array) -> jax.Array:
+    return Transformer(config).apply(params, tokens).logits
+
+  @jax.jit
+  def train(params: dict, *batch: jax.Array) -> tuple:
+    return lm.run(lm.init(params, settings), apply_fn, *batch, settings)
+
+  state, metrics = train(params, batches, weights)
+  by_row = jax.NamedSharding(mesh, jax.P(None, "data"))
+  other, other_metrics = train(placed, *jax.device_put((batches, weights), by_row))
+  np.testing.assert_allclose(other_metrics["loss"], metrics["loss"], rtol=1e-6)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), other.params, state.params)
   # Three key heads do not divide four devices: they stay whole.
   odd = config.replace(num_heads=6, num_kv_heads=3)
   spec = param_shardings(params, odd, mesh)["params"]["layers_0"]["attention"]["k"]["kernel"].spec

@@ -13,7 +13,7 @@ from experiments.tiny_lm.config import get_config
 from experiments.tiny_lm.run import decoder_config, lm_config
 from models.transformer import Transformer, param_shardings, tokenizer
 
-CHIPS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "A100", "H200")
+CHIPS = ("v5e:2x2", "H200")
 
 
 def lower(mesh: Mesh) -> jax.stages.Lowered:

@@ -58,6 +58,7 @@ def get_config(preset: str = "default") -> ml_collections.ConfigDict:
     config.examples.chain_sum = config.examples.spell_backward = 1_000_000
     config.model.num_layers, config.model.hidden_size, config.model.mlp_size = 12, 768, 2048
     config.model.num_heads, config.model.num_kv_heads, config.model.head_dim = 12, 4, 64
+    config.model.scan_layers = True  # compiles one layer instead of twelve
     config.train.steps, config.train.batch, config.train.learning_rate = 20_000, 1024, 6e-4
     config.train.warmup_steps = 1000
   return config

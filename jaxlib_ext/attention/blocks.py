@@ -66,7 +66,7 @@ def tpu_paged(
   `rows` are the queries of a chunk for one head of keys, those of its whole group.
   """
   rows = _up(rows, 16)
-  count = max(min(512 // page_size, columns, 32), 1)
+  count = max(min(256 // page_size, columns, 32), 1)
 
   def vmem() -> int:
     # A register holds 32 bytes of one lane: 8 heads of float32, 16 of bfloat16.

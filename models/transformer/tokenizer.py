@@ -112,6 +112,8 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
   types = metadata.get("tokenizer.ggml.token_type")
   if not tokens or not merges or types is None or len(types) != len(tokens):
     raise ValueError("the file's tokenizer is incomplete; expected tokens, merges and token types")
+  if not all(isinstance(text, str) for text in (*tokens, *merges)):
+    raise ValueError("the file's tokenizer is damaged: tokens or merges that are not text")
   pairs = [tuple(merge.split(" ")) for merge in merges]
   if len(set(tokens)) != len(tokens) or any(len(pair) != 2 for pair in pairs):
     raise ValueError(
@@ -142,11 +144,16 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
   stops = [i for i in (stop, metadata.get("tokenizer.ggml.eot_token_id")) if i is not None]
   bos = metadata.get("tokenizer.ggml.bos_token_id")
   add_bos = metadata.get("tokenizer.ggml.add_bos_token", False)
+  template = metadata.get("tokenizer.chat_template")
+  if not all(isinstance(i, int) for i in stops) or not isinstance(bos, int | None):
+    raise ValueError(f"the file's tokenizer has the stop ids {stops!r}, bos {bos!r}; expected ids")
+  if not isinstance(template, str | None):
+    raise ValueError(f"the file's chat template is a {type(template).__name__}; expected text")
   return Tokenizer(
     backend,
     tuple(dict.fromkeys(stops)),
     bos if add_bos else None,
-    metadata.get("tokenizer.chat_template"),
+    template,
   )
 
 
@@ -173,10 +180,14 @@ def from_folder(folder: str | pathlib.Path) -> Tokenizer:
   def token_id(name: str) -> int | None:
     token = fields.get(name)
     token = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str | None):
+      raise ValueError(f"{name} in {folder} is {token!r}; expected a token's text")
     return None if token is None else backend.token_to_id(token)
 
-  stops = generation.get("eos_token_id", [])
-  stops = [stops] if isinstance(stops, int) else list(stops)
+  stops = generation.get("eos_token_id") or []
+  stops = list(stops) if isinstance(stops, list) else [stops]
+  if not all(isinstance(i, int) for i in stops):
+    raise ValueError(f"eos_token_id in {folder} is {stops!r}; expected ids")
   if token_id("eos_token") is not None:
     stops.insert(0, token_id("eos_token"))
   template = fields.get("chat_template")
@@ -184,7 +195,10 @@ def from_folder(folder: str | pathlib.Path) -> Tokenizer:
     template = (folder / "chat_template.jinja").read_text("utf-8")
   if isinstance(template, list):
     # Several named templates; the one for chats is called default.
-    template = next((t["template"] for t in template if t.get("name") == "default"), None)
+    named = (t for t in template if isinstance(t, dict) and t.get("name") == "default")
+    template = next(named, {}).get("template")
+  if not isinstance(template, str | None):
+    raise ValueError(f"chat_template in {folder} is a {type(template).__name__}; expected text")
   bos = token_id("bos_token") if fields.get("add_bos_token") else None
   return Tokenizer(backend, tuple(dict.fromkeys(stops)), bos, template)
 

@@ -42,6 +42,7 @@ ENTRIES = {
   for path in sorted(ROOT.glob("experiments/*/aot.py"))
 }
 OVERSIZED = str(HERE / "oversized.py")
+KERNELS, LORA = str(HERE / "kernels.py"), str(HERE / "qwen3_lora.py")
 
 
 def _compile(entry: str, chip: str, out: Path) -> subprocess.CompletedProcess[str]:
@@ -60,7 +61,7 @@ def _compile(entry: str, chip: str, out: Path) -> subprocess.CompletedProcess[st
 @functools.cache
 def _result(entry: str, chip: str) -> dict[str, Any]:
   """What an experiment takes on a chip; also kept for the table."""
-  out = table.RESULTS_DIR / f"{entry}-{chip.replace(':', '-')}.json"
+  out = table.RESULTS_DIR / f"{Path(entry).stem}-{chip.replace(':', '-')}.json"
   out.unlink(missing_ok=True)
   done = _compile(entry, chip, out)
   assert done.returncode == 0, done.stderr
@@ -103,6 +104,18 @@ def test_jrf_adds_up_group_sums_before_the_gap(chip: str):
 
   models_at_once = get_config("paper").train.vmap_models
   assert any(size in (4 * models_at_once, 6 * models_at_once) for size in sizes[:-1]), sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", compile_entry.load_entry(KERNELS).CHIPS)
+def test_attention_kernels_compile_at_the_shapes_of_every_family(chip: str):
+  assert _result(KERNELS, chip)["fits"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", compile_entry.load_entry(LORA).CHIPS)
+def test_a_lora_step_of_an_8b_decoder_fits_four_chips(chip: str):
+  assert _result(LORA, chip)["fits"]
 
 
 @pytest.mark.parametrize("chip", ["v5e:2x2", "H200"])
